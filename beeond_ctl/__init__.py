@@ -1,0 +1,1 @@
+"""An on-demand parallel file system for every Slurm job."""

@@ -1,0 +1,72 @@
+"""Every exception of the product, in one place.
+
+    BeeondError                what, where, why, next step: one line
+    ├── UsageError             bad command line, request or configuration          exit 2
+    │   ├── RequestError       what the user asked for is malformed or not allowed
+    │   └── ConfigError        the site's configuration is malformed
+    ├── UserError              a mistake of the job's user, found on a node: fails the job, drains nothing
+    ├── NodeError              a fault of a node: fails the Prolog or Epilog there, and only there
+    ├── PeerError              another node failed or did not come; this one is innocent
+    ├── JobGoneError           the job was cancelled or requeued while we worked for it
+    └── RetainedError          the data was kept because it is not proved to be on global storage
+
+Only `beeond_ctl.cli` turns an exception into a message and an exit code.
+"""
+
+from __future__ import annotations
+
+
+class BeeondError(Exception):
+    """Base of all: `str()` is one line that says what, where, why and what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(BeeondError):
+    """Bad command line, request or configuration."""
+
+    exit_code = 2
+
+
+class RequestError(UsageError):
+    """What the user asked for is malformed or not allowed; names option, value and what would be right."""
+
+
+class ConfigError(UsageError):
+    """The site's configuration is missing, unreadable, unsafe or malformed."""
+
+
+class UserError(BeeondError):
+    """A mistake of the job's user that only a node could find (a missing source, a full quota)."""
+
+
+class NodeError(BeeondError):
+    """A fault of this node (a dead device, a daemon that will not start)."""
+
+
+class PeerError(BeeondError):
+    """Another node of the job failed or did not come.
+
+    `user_fault` tells whether what failed elsewhere was the user's mistake; `nodes` are those at fault.
+    """
+
+    def __init__(self, message: str, nodes: tuple[str, ...] = (), *, user_fault: bool = False) -> None:
+        super().__init__(message)
+        self.nodes = nodes
+        self.user_fault = user_fault
+
+
+class JobGoneError(BeeondError):
+    """The job was cancelled, or ended, while its file system was still being made."""
+
+
+class RetainedError(BeeondError):
+    """Stage-out is not proved: the instance's data was kept."""
+
+
+def one_line(error: BaseException) -> str:
+    """The message of `error` on one line; an error of the system gets its class name in front."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, (BeeondError, OSError)):
+        return text
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,39 @@
+"""Sizes as people write them. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"(\d{1,15})(?:(k|m|g|t|p)(i?b)?|b)?", re.IGNORECASE)
+_POWER = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+def parse_size(text: str) -> int:
+    """Bytes meant by `text`: `512k`, `1MiB`, `2TB`, `4096`.
+
+    All multiples are binary, as in BeeGFS's and Slurm's own options.
+
+    >>> parse_size("1MiB"), parse_size("2g"), parse_size("10")
+    (1048576, 2147483648, 10)
+
+    Raises ValueError when `text` is not a positive size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    value = int(match[1]) * 1024 ** _POWER.get((match[2] or "").lower(), 0) if match else 0
+    if value <= 0:
+        raise ValueError(f"{text!r} is not a size such as 512KiB, 1MiB or 2TiB")
+    return value
+
+
+def format_size(size: int) -> str:
+    """`size` bytes with the largest binary unit that keeps it short.
+
+    >>> format_size(1536), format_size(2**40), format_size(7)
+    ('1.5KiB', '1TiB', '7B')
+    """
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            return f"{value:.1f}".rstrip("0").rstrip(".") + unit
+        value /= 1024
+    return f"{value:.1f}".rstrip("0").rstrip(".") + "PiB"
