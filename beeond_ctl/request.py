@@ -1,0 +1,388 @@
+"""What a user asked for: the one grammar behind every front end, checked and turned into a `Request`.
+
+Pure. Knows nothing of the machine, of Slurm's ways to carry a request, or of file systems.
+Text is `str` as Python decodes it from the system (`surrogateescape`), so any bytes survive.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TYPE_CHECKING
+
+from beeond_ctl.errors import RequestError
+from beeond_ctl.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+MAX_ENCODED: Final = 64 * 1024
+"""Bytes an encoded request may have. Linux allows one environment string 128 KiB (execve(2))."""
+
+FLAGS: Final[Mapping[str, str]] = {
+    "delete": "also delete at the destination what the source no longer has",
+    "metadata-only": "compare size and times after the copy instead of reading the data back",
+    "update": "copy only what differs in size or modification time",
+}
+"""What may stand behind a transfer, joined by `+`, and what it does."""
+
+_EXPANSIONS: Final = "jxuAa%"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One `SRC:DST[:FLAGS]`. Of the two paths, the global one is absolute, the other relative to `$BEEOND`."""
+
+    source: str
+    destination: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the user meant it; `None` leaves a choice to the site."""
+
+    backend: str | None = None
+    meta: int | str | None = None
+    stripe_count: int | None = None
+    chunk_size: int | None = None
+    capacity: int | None = None
+    mirror: bool | None = None
+    mount: str | None = None
+    stage_in: tuple[Transfer, ...] = field(default=())
+    stage_out: tuple[Transfer, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class JobNames:
+    """What the `%` patterns of paths stand for.
+
+    `job_name` is None when nobody knows any more what Slurm would say; then neither are the array's ids known.
+    """
+
+    job_id: int
+    user: str
+    job_name: str | None = ""
+    array_job_id: int | None = None
+    array_task_id: int | None = None
+
+
+# --- the values of --beeond -------------------------------------------------------------------------------
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", text):
+        raise ValueError("want a name of lower-case letters")
+    return text
+
+
+def _meta(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return _count(text)
+    except ValueError:
+        raise ValueError("want a number of nodes or 'all'") from None
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise ValueError("want a number from 1 to 999999")
+    return int(text)
+
+
+def _chunk(text: str) -> int:
+    size = parse_size(text)
+    if size < 64 * 1024 or size & (size - 1):
+        raise ValueError("want a power of two of at least 64KiB, such as 1MiB")
+    return size
+
+
+def _flag(text: str) -> bool:
+    if text in {"yes", "true", "1", ""}:
+        return True
+    if text in {"no", "false", "0"}:
+        return False
+    raise ValueError("want yes or no")
+
+
+def _mount(text: str) -> str:
+    if not text.startswith("/") or _climbs(text) or "\0" in text:
+        raise ValueError("want an absolute path without '..'")
+    return text.rstrip("/") or "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of `--beeond`: the field it fills, how its value is read, and what `--help` says of it."""
+
+    field: str
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+
+
+KEYS: Final[Mapping[str, Key]] = {
+    "backend": Key("backend", _word, "NAME", "file system to use; the site's default otherwise"),
+    "meta": Key("meta", _meta, "N|all", "metadata servers: a number, or one on every node"),
+    "stripe-count": Key("stripe_count", _count, "N", "targets that one file is spread over"),
+    "chunk-size": Key(
+        "chunk_size", _chunk, "SIZE", "bytes of a file on one target before the next one's turn"
+    ),
+    "capacity": Key("capacity", parse_size, "SIZE", "space for the whole job, over all its nodes"),
+    "mirror": Key("mirror", _flag, "yes|no", "keep two copies on two nodes"),
+    "mount": Key("mount", _mount, "PATH", "mount point, out of those that the site allows"),
+}
+
+
+def key_help() -> str:
+    """The keys as lines of help text."""
+    return "\n".join(f"  {name}={key.metavar:<10} {key.help}" for name, key in KEYS.items())
+
+
+# --- parsing ----------------------------------------------------------------------------------------------
+
+
+def split_escaped(text: str, separator: str) -> list[str]:
+    r"""Parts of `text` between unescaped `separator`s; a backslash takes its meaning from the next character.
+
+    >>> split_escaped(r"a\:b:c", ":")
+    ['a:b', 'c']
+    """
+    parts, part, escaped = [], [], False
+    for char in text:
+        if escaped:
+            if char not in (":", ",", "\\"):
+                part.append("\\")
+            part.append(char)
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif char == separator:
+            parts.append("".join(part))
+            part = []
+        else:
+            part.append(char)
+    if escaped:
+        part.append("\\")
+    return [*parts, "".join(part)]
+
+
+def parse_options(options: Iterable[tuple[str, str]]) -> Request:
+    """The request made by `options`: pairs of option name (without dashes) and raw value, in the order given.
+
+    A key given twice keeps its last value, as with Slurm's own options; stage options all count.
+    Raises RequestError naming the option, the value and what would be right.
+    """
+    values: dict[str, Any] = {}
+    stages: dict[str, list[Transfer]] = {"beeond-stage-in": [], "beeond-stage-out": []}
+    for name, text in options:
+        if name == "beeond":
+            values.update(_parse_keys(text))
+        elif name in stages:
+            stages[name].append(parse_transfer(text, f"--{name}", inward=name == "beeond-stage-in"))
+        else:
+            raise RequestError(
+                f"--{name}: no such option; the options are --beeond, --beeond-stage-in and --beeond-stage-out"
+            )
+    return Request(
+        **values, stage_in=tuple(stages["beeond-stage-in"]), stage_out=tuple(stages["beeond-stage-out"])
+    )
+
+
+def _parse_keys(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in split_escaped(text, ",") if text else ():
+        name, equals, value = item.partition("=")
+        key = KEYS.get(name)
+        if key is None:
+            raise RequestError(f"--beeond: unknown key {_show(name)}; the keys are {', '.join(KEYS)}")
+        if not equals and name != "mirror":
+            raise RequestError(f"--beeond: {name} has no value; write {name}={key.metavar}")
+        try:
+            values[key.field] = key.parse(value)
+        except ValueError as error:
+            raise RequestError(f"--beeond: {name}={_show(value)} is not valid: {error}") from None
+    return values
+
+
+def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
+    """The transfer that `text` (`SRC:DST[:FLAG[+FLAG]]`) asks for; `option` is named in messages.
+
+    Raises RequestError.
+    """
+    form = "SRC:DST[:FLAG[+FLAG]]"
+    parts = split_escaped(text, ":")
+    if len(parts) not in {2, 3}:
+        raise RequestError(f"{option}: {_show(text)} is not {form}; write '\\:' for a colon in a path")
+    flags = tuple(sorted(set(parts[2].split("+")))) if len(parts) == 3 else ()
+    for flag in flags:
+        if flag not in FLAGS:
+            raise RequestError(
+                f"{option}: unknown flag {_show(flag)} in {_show(text)}; the flags are {', '.join(FLAGS)}"
+            )
+    transfer = Transfer(parts[0], parts[1], flags)
+    return _checked(transfer, option, inward=inward)
+
+
+def _checked(transfer: Transfer, option: str, *, inward: bool) -> Transfer:
+    outside, inside = transfer.source, transfer.destination
+    if not inward:
+        outside, inside = inside, outside
+    for path in (outside, inside):
+        if "\0" in path:
+            raise RequestError(f"{option}: {_show(path)} has a NUL byte in it")
+        for match in re.finditer(r"%(.?)", path, re.DOTALL):
+            if match[1] == "" or match[1] not in _EXPANSIONS:
+                raise RequestError(
+                    f"{option}: {_show(match[0])} in {_show(path)} means nothing; use %j %u %x %A %a, and %% for a percent sign"
+                )
+    _check_outside(outside, option)
+    _check_inside(inside, option)
+    return transfer
+
+
+def _check_outside(path: str, option: str) -> None:
+    if not path.startswith("/"):
+        raise RequestError(
+            f"{option}: {_show(path)} is not an absolute path; global storage is named from '/'"
+        )
+
+
+def _check_inside(path: str, option: str) -> None:
+    if not path:
+        raise RequestError(f"{option}: the path within $BEEOND is empty; write '.' for the whole file system")
+    if path.startswith("/"):
+        raise RequestError(f"{option}: {_show(path)} must be relative to $BEEOND, without a leading '/'")
+    if _climbs(path):
+        raise RequestError(f"{option}: {_show(path)} climbs out of $BEEOND with '..'; name a path below it")
+
+
+def _climbs(path: str) -> bool:
+    return ".." in path.split("/")
+
+
+def _show(text: str) -> str:
+    """`text` quoted so that a message stays one printable line."""
+    return repr(text.encode(errors="surrogateescape").decode(errors="backslashreplace"))
+
+
+# --- %-expansion ------------------------------------------------------------------------------------------
+
+
+def needs_scheduler(request: Request) -> bool:
+    """Whether a path uses a name that a node does not know and has to ask Slurm for (`%x`, `%A`, `%a`)."""
+    return any(_asks_slurm(transfer) for transfer in (*request.stage_in, *request.stage_out))
+
+
+def _asks_slurm(transfer: Transfer) -> bool:
+    paths = (transfer.source, transfer.destination)
+    return any(match[1] in "xAa" for path in paths for match in re.finditer(r"%(.)", path))
+
+
+def expand(transfer: Transfer, names: JobNames, *, inward: bool) -> Transfer:
+    """`transfer` with `%j %u %x %A %a %%` replaced as Slurm does in file names (sbatch(1)).
+
+    Raises RequestError when the result is no longer allowed: a job name with '/' or '..' in it.
+    """
+    option = "--beeond-stage-in" if inward else "--beeond-stage-out"
+    task = 4294967294 if names.array_task_id is None else names.array_task_id  # NO_VAL, as Slurm prints it
+    meaning = {
+        "j": str(names.job_id),
+        "u": names.user,
+        "x": names.job_name or "",
+        "A": str(names.job_id if names.array_job_id is None else names.array_job_id),
+        "a": str(task),
+        "%": "%",
+    }
+    if names.job_name is None and _asks_slurm(transfer):
+        shown = _show(f"{transfer.source}:{transfer.destination}")
+        raise RequestError(f"{option}: Slurm no longer knows what %x, %A and %a stand for in {shown}")
+    for char in "ux":
+        if "/" in meaning[char] or meaning[char] in {".", ".."}:
+            raise RequestError(
+                f"{option}: %{char} stands for {_show(meaning[char])}, which is no name for a file"
+            )
+
+    def replace(path: str) -> str:
+        return re.sub(r"%(.)", lambda match: meaning[match[1]], path, flags=re.DOTALL)
+
+    source, destination = replace(transfer.source), replace(transfer.destination)
+    outside, inside = (source, destination) if inward else (destination, source)
+    _check_outside(outside, option)
+    _check_inside(inside, option)
+    return Transfer(source, destination, transfer.flags)
+
+
+# --- carrying a request from the submission to the nodes --------------------------------------------------
+
+_VERSION: Final = 1
+
+
+def encode(request: Request) -> str:
+    """`request` as one line of ASCII for the environment. Raises RequestError when it is too long."""
+    data: dict[str, Any] = {"v": _VERSION}
+    for item in fields(Request):
+        value = getattr(request, item.name)
+        if item.name.startswith("stage_"):
+            value = [[t.source, t.destination, list(t.flags)] for t in value]
+        if value not in (None, []):
+            data[item.name] = value
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True)
+    if len(text) > MAX_ENCODED:
+        raise RequestError(
+            f"the request has {format_size(len(text))} where {format_size(MAX_ENCODED)} are possible; name directories instead of single files"
+        )
+    return text
+
+
+def decode(text: str) -> Request:
+    """The request in `text`, which is the user's own word by the time it reaches a node: everything is checked again.
+
+    Raises RequestError.
+    """
+    if len(text) > MAX_ENCODED:
+        raise RequestError(f"the request is longer than {format_size(MAX_ENCODED)}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError(
+            "the request that came with the job is not readable; submit it with --beeond again"
+        ) from None
+    if not isinstance(data, dict) or data.pop("v", None) != _VERSION:
+        raise RequestError(
+            "the request that came with the job is of another version of beeond-ctl; submit the job again"
+        )
+    options: list[tuple[str, str]] = []
+    by_field = {key.field: name for name, key in KEYS.items()}
+    pieces = []
+    for name, value in data.items():
+        if name in ("stage_in", "stage_out"):
+            option = "beeond-" + name.replace("_", "-")
+            options += [(option, text) for text in _raw_transfers(value, option)]
+        elif name in by_field and isinstance(value, (str, int)):
+            plain = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+            pieces.append(f"{by_field[name]}={_escape(plain)}")
+        else:
+            raise RequestError(f"the request that came with the job has an unknown part {_show(str(name))}")
+    return parse_options([("beeond", ",".join(pieces)), *options])
+
+
+def _raw_transfers(value: object, option: str) -> list[str]:
+    wrong = RequestError(f"--{option}: the request that came with the job is malformed")
+    if not isinstance(value, list):
+        raise wrong
+    texts = []
+    for item in value:
+        match item:
+            case [str(source), str(destination), [*flags]] if all(isinstance(flag, str) for flag in flags):
+                tail = ":" + "+".join(flags) if flags else ""
+                texts.append(f"{_escape(source)}:{_escape(destination)}{tail}")
+            case _:
+                raise wrong
+    return texts
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beeond_ctl.config import parse
+from beeond_ctl.errors import RequestError
+from beeond_ctl.plan import BLOCK, CANDIDATES, Job, choose_backend, make_plan, port_blocks
+from beeond_ctl.request import Request
+
+JOB = Job(42, 1000, 1000, "alice")
+SITE = parse("")
+
+
+def test_every_node_computes_the_same_plan() -> None:
+    nodes = tuple(f"n{i}" for i in range(1, 5))
+    assert make_plan(SITE, Request(), JOB, nodes) == make_plan(SITE, Request(), JOB, nodes)
+
+
+@given(st.integers(1, 2**31), st.integers(0, 50))
+def test_port_blocks_lie_in_the_range_and_do_not_overlap(job_id: int, restart: int) -> None:
+    blocks = port_blocks(SITE, Job(job_id, 1, 1, "u", restart))
+    assert len(set(blocks)) == CANDIDATES
+    assert all(block >= 21000 and block + BLOCK - 1 <= 24999 for block in blocks)
+    assert all(abs(a - b) >= BLOCK for a in blocks for b in blocks if a != b)
+
+
+def test_a_rerun_of_a_job_gets_other_ports_than_its_first_run() -> None:
+    assert port_blocks(SITE, JOB) != port_blocks(SITE, Job(42, 1000, 1000, "alice", restart=1))
+
+
+def test_one_node_gets_a_local_directory_unless_asked_otherwise() -> None:
+    assert choose_backend(SITE, Request(), 1) == "local"
+    assert choose_backend(SITE, Request(), 2) == "glusterfs"
+    assert choose_backend(SITE, Request(backend="glusterfs"), 1) == "glusterfs"
+
+
+@pytest.mark.parametrize(
+    ("site", "request_", "nodes", "words"),
+    [
+        ("", Request(backend="lustre"), 2, ["backend=lustre", "glusterfs"]),
+        ("", Request(backend="local"), 2, ["one node"]),
+        ("", Request(mount="/beeond"), 2, ["mount=/beeond", "none"]),
+        ('[mount]\nchoices = ["/beeond"]', Request(mount="/etc"), 2, ["mount=/etc", "/beeond"]),
+        ("", Request(stripe_count=4), 2, ["stripe-count", "glusterfs"]),
+        ('[storage]\nkind = "image"', Request(capacity=2**30), 3, ["capacity=1GiB", "1.5GiB"]),
+    ],
+)
+def test_what_the_site_cannot_do_is_refused(
+    site: str, request_: Request, nodes: int, words: list[str]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        make_plan(parse(site), request_, JOB, tuple(f"n{i}" for i in range(nodes)))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_capacity_is_spread_over_all_targets() -> None:
+    site = parse('[storage]\nkind = "image"\npaths = ["/a/b", "/c/d"]')
+    plan = make_plan(site, Request(capacity=2**40), JOB, ("n1", "n2"))
+    assert plan.target_capacity == 2**38
+    assert [target.image for target in plan.targets] == ["/a/b/job-42/image", "/c/d/job-42/image"]
+
+
+def test_planning_loads_nothing_that_touches_the_machine() -> None:
+    code = (
+        "import sys; import beeond_ctl.plan, beeond_ctl.request, beeond_ctl.config; "
+        "print([m for m in ('subprocess', 'zmq', 'click', 'paramiko', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beeond_ctl.errors import RequestError
+from beeond_ctl.request import (
+    FLAGS,
+    MAX_ENCODED,
+    JobNames,
+    Request,
+    Transfer,
+    decode,
+    encode,
+    expand,
+    needs_scheduler,
+    parse_options,
+    split_escaped,
+)
+
+# Any bytes that can stand in an argument or a file name, as Python sees them.
+any_text = st.binary(max_size=40).map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
+names = any_text.map(lambda text: text.replace("%", "%%").replace("/", "")).filter(
+    lambda t: t not in ("", ".", "..")
+)
+relative = st.lists(names, min_size=1, max_size=3).map("/".join)
+absolute = relative.map(lambda text: "/" + text)
+flags = st.lists(st.sampled_from(sorted(FLAGS)), unique=True).map(lambda chosen: tuple(sorted(chosen)))
+requests = st.builds(
+    Request,
+    backend=st.none() | st.sampled_from(["beegfs", "glusterfs", "local"]),
+    meta=st.none() | st.just("all") | st.integers(1, 999),
+    stripe_count=st.none() | st.integers(1, 999),
+    chunk_size=st.none() | st.integers(16, 30).map(lambda power: 2**power),
+    capacity=st.none() | st.integers(1, 2**60),
+    mirror=st.none() | st.booleans(),
+    mount=st.none() | names.map(lambda text: "/" + text.rstrip("/")),
+    stage_in=st.lists(st.builds(Transfer, absolute, relative, flags), max_size=3).map(tuple),
+    stage_out=st.lists(st.builds(Transfer, relative, absolute, flags), max_size=3).map(tuple),
+)
+
+
+@given(requests)
+def test_a_request_survives_its_journey_through_the_environment(request_: Request) -> None:
+    text = encode(request_)
+    assert text.isascii()
+    assert text.isprintable()
+    assert decode(text) == request_
+
+
+@given(any_text)
+def test_whatever_arrives_on_a_node_is_a_request_or_refused(text: str) -> None:
+    try:
+        decode(text)
+    except RequestError as error:
+        assert "\n" not in str(error)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | any_text,
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["stage_in", "stage_out", "backend", "meta", "mount", "x"]), json_values)
+)
+def test_no_well_formed_json_gets_past_the_grammar(data: dict[str, object]) -> None:
+    try:
+        found = decode(json.dumps({"v": 1, **data}))
+    except RequestError:
+        return
+    for transfer in (*found.stage_in, *found.stage_out):
+        assert ".." not in transfer.source.split("/") or transfer.source.startswith("/")
+    assert all(t.source.startswith("/") and not t.destination.startswith("/") for t in found.stage_in)
+    assert all(t.destination.startswith("/") and not t.source.startswith("/") for t in found.stage_out)
+
+
+@given(any_text, st.sampled_from(["beeond", "beeond-stage-in", "beeond-stage-out"]))
+def test_any_option_text_is_parsed_or_refused_on_one_printable_line(text: str, option: str) -> None:
+    try:
+        parse_options([(option, text)])
+    except RequestError as error:
+        assert f"--{option}" in str(error)
+        assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("beeond", "stripes=4", ["--beeond", "'stripes'", "stripe-count"]),
+        ("beeond", "stripe-count=four", ["stripe-count", "'four'", "number"]),
+        ("beeond", "stripe-count", ["stripe-count=N"]),
+        ("beeond", "chunk-size=100k", ["'100k'", "power of two"]),
+        ("beeond", "capacity=lots", ["'lots'", "2TiB"]),
+        ("beeond", "mirror=maybe", ["'maybe'", "yes or no"]),
+        ("beeond", "mount=work", ["'work'", "absolute"]),
+        ("beeond", "mount=/a/../b", ["absolute path without '..'"]),
+        ("beeond-stage-in", "/data", ["--beeond-stage-in", "SRC:DST"]),
+        ("beeond-stage-in", "data:in", ["'data'", "absolute"]),
+        ("beeond-stage-in", "/data:/in", ["'/in'", "relative to $BEEOND"]),
+        ("beeond-stage-in", "/data:in/../../etc", ["climbs out", "'..'"]),
+        ("beeond-stage-in", "/data:", ["write '.'"]),
+        ("beeond-stage-in", "/data:in:fast", ["'fast'", "update"]),
+        ("beeond-stage-in", "/data/%q:in", ["'%q'", "%j"]),
+        ("beeond-stage-in", "/data%:in", ["'%'"]),
+        ("beeond-stage-out", "../x:/data", ["--beeond-stage-out", "climbs out"]),
+        ("beeond-stage-out", "out:data", ["'data'", "absolute"]),
+        ("beeond-stage-oot", "a:b", ["no such option"]),
+    ],
+)
+def test_a_mistake_is_refused_with_option_value_and_what_would_be_right(
+    option: str, value: str, words: list[str]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_options([(option, value)])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_repeated_stage_options_all_count_and_a_repeated_key_keeps_its_last_value() -> None:
+    made = parse_options(
+        [
+            ("beeond", "capacity=1g"),
+            ("beeond-stage-in", "/a:b"),
+            ("beeond-stage-in", "/c:d"),
+            ("beeond", "capacity=2g"),
+        ]
+    )
+    assert made == Request(capacity=2 * 2**30, stage_in=(Transfer("/a", "b"), Transfer("/c", "d")))
+
+
+def test_colons_commas_and_backslashes_can_be_escaped() -> None:
+    assert split_escaped(r"a\:b\\:c\,d", ":") == ["a:b\\", "c,d"]
+    made = parse_options([("beeond-stage-in", r"/a\:b\\c:d")])
+    assert made.stage_in == (Transfer("/a:b\\c", "d"),)
+
+
+def test_a_stage_option_alone_asks_for_a_file_system() -> None:
+    assert parse_options([("beeond-stage-out", "out:/g")]) == Request(stage_out=(Transfer("out", "/g"),))
+
+
+def test_patterns_expand_as_slurm_does() -> None:
+    known = JobNames(7, "alice", "run", array_job_id=5, array_task_id=2)
+    made = expand(Transfer("out", "/g/%u/%x/%j-%A_%a/100%%"), known, inward=False)
+    assert made.destination == "/g/alice/run/7-5_2/100%"
+    assert (
+        expand(Transfer("out", "/%A_%a"), JobNames(7, "a", ""), inward=False).destination == "/7_4294967294"
+    )
+
+
+@pytest.mark.parametrize("name", ["../../etc", "..", "a/b", "/"])
+def test_a_job_name_cannot_lead_a_path_elsewhere(name: str) -> None:
+    with pytest.raises(RequestError, match="%x"):
+        expand(Transfer("%x", "/g"), JobNames(7, "alice", name), inward=False)
+
+
+def test_a_path_whose_job_name_is_no_longer_known_is_not_guessed() -> None:
+    with pytest.raises(RequestError, match="%x"):
+        expand(Transfer("out", "/g/%x"), JobNames(7, "alice", None), inward=False)
+
+
+def test_slurm_is_asked_only_for_names_that_a_node_does_not_know() -> None:
+    assert not needs_scheduler(Request(stage_in=(Transfer("/%j/%u/%%x", "in"),)))
+    assert needs_scheduler(Request(stage_in=(Transfer("/%x", "in"),)))
+
+
+def test_a_request_that_is_too_long_for_an_environment_is_refused() -> None:
+    many = tuple(Transfer("/" + "x" * 200, f"d{i}") for i in range(MAX_ENCODED // 200))
+    with pytest.raises(RequestError, match="name directories"):
+        encode(Request(stage_in=many))
