@@ -1,0 +1,36 @@
+"""A node's own storage for a job of one node, where a parallel file system would only cost.
+
+Pure. Of several targets only the first is used: a directory cannot be spread over devices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from beeond_ctl.backends import Mount
+
+if TYPE_CHECKING:
+    from beeond_ctl.backends import Command, Keys, Question, Service
+    from beeond_ctl.plan import Plan
+
+PROGRAMS: Final[tuple[str, ...]] = ()
+
+
+def services(plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]:  # noqa: ARG001 - the backends' interface
+    """None."""
+    return ()
+
+
+def membership(plan: Plan, keys: Keys) -> Question | None:  # noqa: ARG001
+    """None: there are no servers."""
+    return None
+
+
+def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
+    """The first target, bound to the mount point."""
+    return Mount(point=plan.mount_point, fstype="none", bind_source=plan.targets[0].data)
+
+
+def settle(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
+    """Nothing."""
+    return ()

@@ -1,0 +1,731 @@
+"""Targets on a node: preparing, detaching and attaching, wiping, and the records on the devices that survive a reboot.
+
+Knows nothing of file systems' services and of mounts that users see. Each target of an instance has a home directory,
+root's alone, on its device:
+
+    BASE/job-ID/instance.json    whose it is and what is owed: written first, removed last
+    BASE/job-ID/data             the file system's own data (kind directory)
+    BASE/job-ID/image            a file system of its own (kind image), mounted at RUN/target-N
+    BASE/job-ID/wiping           what is left to be removed, once wiping has begun
+
+`RUN/instance` and the records carry the same random id, so that what an earlier run of a job left on a device is never
+taken for this run's: it may be data that its owner still waits for.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from beeond_ctl import mounts
+from beeond_ctl.backends import Command
+from beeond_ctl.errors import NodeError, UserError
+from beeond_ctl.plan import MIN_IMAGE, Job
+from beeond_ctl.request import encode
+from beeond_ctl.supervisor import run
+from beeond_ctl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from beeond_ctl.config import SiteConfig
+    from beeond_ctl.plan import Plan, Target
+
+PHASES: Final = ("live", "retained", "wiping")
+_VERSION: Final = 1
+_RECORD: Final = "instance.json"
+_TRASH: Final = "wiping"
+_SHARE: Final = 0.9
+"""Of the free space, what an image takes where nobody says how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a target says of itself, whatever happens to the rest of the node."""
+
+    instance: str
+    job: Job
+    nodes: tuple[str, ...]
+    node: str
+    backend: str
+    request: str
+    """As `request.encode` made it."""
+    block: int
+    phase: str
+    created: float
+    """Seconds since the epoch."""
+    home: str
+    """Where the record lies; not part of what is written."""
+
+    @property
+    def job_id(self) -> int:
+        """The job's id."""
+        return self.job.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that a target was wiped: what was removed, how, and that nothing of it was found afterwards."""
+
+    home: str
+    method: str
+    files: int
+    """Names removed, directories included."""
+    bytes: int
+    """Space given back, as the file system counts it."""
+    seconds: float
+    verified: str
+    """What was looked at afterwards."""
+    finished_at: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Room on one device."""
+
+    base: str
+    size: int
+    free: int
+
+
+def _no_step(_text: str) -> None:
+    pass
+
+
+# --- preparing --------------------------------------------------------------------------------------------
+
+
+def prepare(plan: Plan, node: str, *, step: Callable[[str], None] = _no_step) -> None:
+    """Make all targets of this node. `step` hears of each change before it is made, from several threads.
+
+    Raises NodeError when a device is unfit or holds something of this job already, and UserError when the user asks
+    for more than there is. `wipe` undoes it from any point.
+    """
+    step(f"name the instance in {plan.run_dir}")
+    instance = _name_instance(plan)
+    for target in plan.targets:
+        _check(plan, target)
+    _each(plan.targets, lambda target: _make(plan, node, target, instance, step))
+
+
+def _name_instance(plan: Plan) -> str:
+    os.makedirs(plan.run_dir, mode=0o700, exist_ok=True)
+    instance = secrets.token_hex(16)
+    path = f"{plan.run_dir}/instance"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(instance)
+    return instance
+
+
+def _check(plan: Plan, target: Target) -> None:
+    check_base(target.base)
+    if os.path.lexists(target.home):
+        raise NodeError(
+            f"{target.home} is left from an earlier run; run `beeond-ctl recover {plan.job.job_id}` if it is retained, "
+            "`beeond-ctl sweep` otherwise"
+        )
+    free, wanted = _free(target.base), plan.target_capacity
+    if wanted is not None and wanted > free:
+        text = (
+            f"{target.base} has {format_size(free)} free and {format_size(wanted)} are wanted on each target"
+        )
+        if plan.request.capacity is not None:
+            raise UserError(
+                f"--beeond: capacity={format_size(plan.request.capacity)} is too much: {text}; ask for less"
+            )
+        raise NodeError(f"{text}; free some space or lower storage.capacity")
+    if target.image and wanted is None and free * _SHARE < MIN_IMAGE:
+        raise NodeError(
+            f"{target.base} has only {format_size(free)} free; see what fills it (`beeond-ctl status`)"
+        )
+    if plan.config.storage.wipe == "discard":
+        _trim(target.base, probe=True)
+
+
+def check_base(base: str) -> None:
+    """See that `base` is fit to hold targets: there, root's, and nobody else's to write. Raises NodeError."""
+    try:
+        mounts.check_directory(base)
+    except OSError as error:
+        raise NodeError(f"{base}: {error.strerror}; is the device mounted? See storage.paths") from None
+
+
+def _free(base: str) -> int:
+    room = os.statvfs(base)
+    return room.f_bavail * room.f_frsize
+
+
+def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[str], None]) -> None:
+    try:
+        step(f"make {target.home}")
+        os.mkdir(target.home, 0o700)
+        step(f"write the record in {target.home}")
+        _write_record(
+            Record(
+                instance=instance, job=plan.job, nodes=plan.nodes, node=node, backend=plan.backend,
+                request=encode(plan.request), block=plan.block, phase="live", created=time.time(), home=target.home,
+            )
+        )  # fmt: skip
+        if target.image:
+            _make_image(plan, target, step)
+        step(f"make {target.data}")
+        os.mkdir(target.data, 0o755)
+    except OSError as error:
+        raise NodeError(f"{target.home} cannot be made: {error}; look at the device (dmesg)") from None
+
+
+def _make_image(plan: Plan, target: Target, step: Callable[[str], None]) -> None:
+    assert target.image
+    size = plan.target_capacity or int(_free(target.base) * _SHARE)
+    step(f"make {target.image}")
+    descriptor = os.open(
+        target.image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        # Reserved, not only sparse: an image that outgrows its device loses data where ENOSPC would only annoy.
+        os.posix_fallocate(descriptor, 0, size >> 20 << 20)
+    finally:
+        os.close(descriptor)
+    step(f"make a file system in {target.image}")
+    # Inodes of 512 bytes hold the extended attributes of BeeGFS and GlusterFS (mkfs.xfs(8)).
+    mkfs = ("mkfs.xfs", "-q", "-f", "-K", "-i", "size=512", target.image)
+    run(Command(mkfs), search_path=_SYSTEM_PATH, deadline_s=plan.config.deadlines.start)
+    step(f"mount {target.image}")
+    _attach(plan, target, plan.config.deadlines.start)
+
+
+_SYSTEM_PATH: Final = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+# --- images -----------------------------------------------------------------------------------------------
+
+_LOOP_CTL_GET_FREE: Final = 0x4C82  # linux/loop.h
+_LOOP_CONFIGURE: Final = 0x4C0A
+_LO_AUTOCLEAR_DIRECT_IO: Final = 4 | 16
+
+
+def attach(plan: Plan, *, deadline_s: float) -> None:
+    """Make the data of a detached instance accessible again; a no-op where it is. Raises NodeError."""
+    for target in plan.targets:
+        record = _read_record(target.home)
+        if record is None:
+            raise NodeError(
+                f"{target.home} is not there or has no readable record; nothing can be recovered from it"
+            )
+        _check_instance(plan, record)
+        if target.image and mounts.mount_at(str(Path(target.data).parent)) is None:
+            _attach(plan, target, deadline_s)
+
+
+def detach(plan: Plan, *, deadline_s: float) -> None:
+    """Unmount images and free their loop devices, keeping the data; a no-op where nothing is mounted.
+
+    Raises NodeError.
+    """
+    deadline = time.monotonic() + deadline_s
+    for target in plan.targets:
+        if target.image is None:
+            continue
+        point = str(Path(target.data).parent)
+        mounts.unmount(point, deadline_s=deadline_s)
+        pause = 0.002
+        while _loops(target.image):  # the kernel frees a loop device a little after its last use
+            if time.monotonic() > deadline:
+                raise NodeError(
+                    f"{target.image} is still used by {', '.join(_loops(target.image))}; see losetup(8)"
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        mounts.remove_point(point)
+
+
+def _attach(plan: Plan, target: Target, deadline_s: float) -> None:
+    assert target.image
+    point = str(Path(target.data).parent)
+    os.makedirs(point, mode=0o700, exist_ok=True)
+    with _loop(target.image) as device:
+        mounts.mount("-t", "xfs", "-o", "nodev,nosuid,noatime", device, point, deadline_s=deadline_s)
+
+
+@contextmanager
+def _loop(image: str) -> Iterator[str]:
+    """A loop device on `image` that goes when the last user does: after a crash, and after unmounting (loop(4))."""
+    backing = os.open(image, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        device, descriptor = _configure_loop(backing, image)
+    finally:
+        os.close(backing)
+    try:
+        yield device
+    finally:
+        os.close(descriptor)
+
+
+def _configure_loop(backing: int, image: str) -> tuple[str, int]:
+    # struct loop_config: fd, block_size, struct loop_info64 with its flags and file name, reserved
+    name = os.fsencode(image)[:63]
+    info = struct.pack("=40x III I 64s 64x 32x 16x", 0, 0, 0, _LO_AUTOCLEAR_DIRECT_IO, name)
+    config = struct.pack("=II", backing, 0) + info + bytes(64)
+    try:
+        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise NodeError(f"no loop devices here: {error}; load the kernel module loop") from None
+    try:
+        for _ in range(64):  # somebody else may be quicker to take a free one
+            device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+            descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(descriptor, _LOOP_CONFIGURE, config)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno != errno.EBUSY:
+                    raise
+            else:
+                return device, descriptor
+    except OSError as error:
+        raise NodeError(f"{image}: no loop device to be had: {error}") from None
+    finally:
+        os.close(control)
+    raise NodeError(f"{image}: no free loop device; others take them as soon as they are free")
+
+
+def _loops(image: str) -> list[str]:
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            if path.read_text(errors="surrogateescape").rstrip("\n").removesuffix(" (deleted)") == image:
+                found.append(f"/dev/{path.parts[3]}")
+    return found
+
+
+# --- records ----------------------------------------------------------------------------------------------
+
+
+def _write_record(record: Record) -> None:
+    """Replace the record in one step that survives a power failure. Raises OSError."""
+    data = {"version": _VERSION, **asdict(record)}
+    del data["home"]
+    path, temporary = f"{record.home}/{_RECORD}", f"{record.home}/.{_RECORD}.new"
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(data, file)
+        file.flush()
+        os.fsync(descriptor)
+    os.rename(temporary, path)
+    _sync_directory(record.home)
+
+
+def _read_record(home: str) -> Record | None:
+    """The record in `home`; None where there is none that can be read."""
+    try:
+        data = json.loads(Path(home, _RECORD).read_text())
+        if data.pop("version") != _VERSION:
+            return None
+        data["job"] = Job(**data["job"])
+        data["nodes"] = tuple(data["nodes"])
+        return Record(**data, home=home)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_phase(plan: Plan, phase: str) -> None:
+    """Write `phase`, one of PHASES, into the records of the instance. Raises NodeError."""
+    for target in plan.targets:
+        record = _read_record(target.home)
+        if record is not None and record.phase != phase:
+            _check_instance(plan, record)
+            try:
+                _write_record(replace(record, phase=phase))
+            except OSError as error:
+                raise NodeError(f"{target.home}: the record cannot be written: {error}") from None
+
+
+def _check_instance(plan: Plan, record: Record) -> None:
+    """See that `record` is of this run. Where the run directory names no instance (after a reboot) it is."""
+    with suppress(FileNotFoundError):
+        if Path(plan.run_dir, "instance").read_text() != record.instance:
+            raise NodeError(
+                f"{record.home} holds an earlier run of job {record.job.job_id} ({record.phase}) and is left alone; "
+                f"run `beeond-ctl recover {record.job.job_id}`"
+            )
+    if record.job.restart != plan.job.restart:
+        raise NodeError(
+            f"{record.home} holds run {record.job.run_id} of the job and not {plan.job.run_id}; it is left alone"
+        )
+
+
+def read_records(config: SiteConfig) -> list[Record]:
+    """The records of all instances on this node's devices, by job and then device."""
+    found = [_read_record(home) for home in _homes(config)]
+    return sorted((record for record in found if record), key=lambda record: (record.job_id, record.home))
+
+
+def strays(config: SiteConfig) -> list[str]:
+    """Homes without a readable record: an empty one is left by a crash in the first moment of `prepare`."""
+    return [home for home in _homes(config) if _read_record(home) is None]
+
+
+def _homes(config: SiteConfig) -> Iterator[str]:
+    for base in config.storage.paths:
+        with suppress(OSError):
+            for name in sorted(os.listdir(base)):
+                if re.fullmatch(r"job-[0-9]+", name):
+                    yield f"{base}/{name}"
+
+
+def usage(config: SiteConfig) -> list[Usage]:
+    """Room on each device of this node; those that are not there are left out."""
+    found = []
+    for base in config.storage.paths:
+        with suppress(OSError):
+            room = os.statvfs(base)
+            found.append(Usage(base, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize))
+    return found
+
+
+# --- wiping -----------------------------------------------------------------------------------------------
+
+
+def wipe(
+    plan: Plan, method: str, *, deadline_s: float, step: Callable[[str], None] = _no_step
+) -> list[Receipt]:
+    """Remove the instance's data from all targets of this node, and prove that it is gone.
+
+    `method` is one of storage.wipe's: delete unlinks; discard unlinks and then has the device's file system tell the
+    device what is free (FITRIM, ioctl_fitrim); zero overwrites what is allocated, syncs, reads a sample back, unlinks.
+    Safe to repeat, from any point at which `prepare` or `wipe` ended. Targets that hold nothing get no receipt.
+    Raises NodeError: something is mounted in the home, a file is immutable, the home is another run's, the device
+    cannot discard, or `deadline_s` seconds have passed.
+    """
+    deadline = time.monotonic() + deadline_s
+    for target in plan.targets:
+        if (record := _read_record(target.home)) is not None:
+            _check_instance(plan, record)
+    step("detach images")
+    detach(plan, deadline_s=deadline_s)
+    receipts: list[Receipt] = []
+    _each(plan.targets, lambda target: receipts.extend(_wipe(target, method, deadline, step)))
+    return sorted(receipts, key=lambda receipt: receipt.home)
+
+
+def _wipe(target: Target, method: str, deadline: float, step: Callable[[str], None]) -> list[Receipt]:
+    try:
+        return [_wipe_home(target, method, deadline, step)] if os.path.lexists(target.home) else []
+    except OSError as error:
+        raise NodeError(f"{target.home} cannot be wiped: {error}") from None
+
+
+def _wipe_home(target: Target, method: str, deadline: float, step: Callable[[str], None]) -> Receipt:
+    began, home = time.monotonic(), target.home
+    check_base(target.base)
+    _refuse_mounts(home)
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid != 0:
+            raise NodeError(f"{home} does not belong to root, so it is not ours; it is left alone")
+        record = _read_record(home)
+        names = [name for name in os.listdir(descriptor) if name not in {_RECORD, f".{_RECORD}.new"}]
+        if record is None and names:
+            raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
+        if record is not None and record.phase != "wiping":
+            step(f"write in {home} that it is being wiped")
+            _write_record(replace(record, phase="wiping"))
+        step(f"remove what is in {home}")
+        sweeper = _Sweeper(descriptor, home, method, deadline)
+        if names:
+            sweeper.run(names)
+        verified = sweeper.verified
+        if method == "discard":
+            step(f"discard on {target.base}")
+            os.fsync(descriptor)  # what was freed can be discarded once the journal says so
+            _trim(target.base)
+            verified += "; discarded"
+        step(f"remove the record in {home}")
+        for name in (f".{_RECORD}.new", _RECORD):
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    step(f"remove {home}")
+    os.rmdir(home)
+    _sync_directory(target.base)
+    if os.path.lexists(home):
+        raise NodeError(f"{home} is there again; something on this node makes it")
+    return Receipt(
+        home, method, sweeper.files, sweeper.bytes, time.monotonic() - began, verified, time.time()
+    )
+
+
+def _refuse_mounts(home: str) -> None:
+    if inside := mounts.below(home):
+        raise NodeError(
+            f"{inside[0].point}: {inside[0].source} is mounted there, so {home} is left alone; unmount it"
+        )
+
+
+_DEEP: Final = 32
+"""Levels of directories that one thread holds open."""
+
+
+class _Sweeper:
+    """Removes a tree with several threads.
+
+    A directory that is deep down, or wanted by an idle thread, is moved up into one flat directory to be looked into
+    from there. So no path is deep however deep the tree, nothing is reached through a link, and after a crash the
+    flat directory is simply what is left.
+    """
+
+    def __init__(self, home: int, path: str, method: str, deadline: float) -> None:
+        self._home, self._path, self._method, self._deadline = home, path, method, deadline
+        self._device = os.fstat(home).st_dev
+        self._lock = threading.Lock()
+        self._todo: list[str] = []
+        self._busy = 0
+        self._threads = int(os.environ.get("T","0")) or min(4, os.cpu_count() or 1)
+        self._number = 0
+        self._failure: BaseException | None = None
+        self._trash = -1
+        self.files = 0
+        self.bytes = 0
+        self.sampled = 0
+
+    @property
+    def verified(self) -> str:
+        """What was looked at afterwards."""
+        text = f"{self._path} and all in it are gone"
+        return f"{text}; {self.sampled} blocks read back as zeros" if self._method == "zero" else text
+
+    def run(self, names: list[str]) -> None:
+        """Remove `names` in the home. Raises NodeError and OSError."""
+        with suppress(FileExistsError):
+            os.mkdir(_TRASH, 0o700, dir_fd=self._home)
+        self._trash = self._open(_TRASH, self._home)
+        try:
+            self._todo = os.listdir(self._trash)
+            self._number = 1 + max((int(name) for name in self._todo if name.isdigit()), default=0)
+            for name in names:
+                if name != _TRASH:
+                    self._take(name, self._home, _DEEP)
+            for name in self._todo:
+                if not stat.S_ISDIR(os.stat(name, dir_fd=self._trash, follow_symlinks=False).st_mode):
+                    raise NodeError(
+                        f"{self._path}/{_TRASH}/{name} is no directory; look at it, then remove it by hand"
+                    )
+            self._drain()
+        finally:
+            os.close(self._trash)
+        os.rmdir(_TRASH, dir_fd=self._home)
+
+    def _drain(self) -> None:
+        threads = [
+            threading.Thread(target=self._work, daemon=True) for _ in range(min(4, os.cpu_count() or 1))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        while self._failure is None:
+            with self._lock:
+                name = self._todo.pop() if self._todo else None
+                if name is None and not self._busy:
+                    return
+                self._busy += name is not None
+            if name is None:
+                time.sleep(0.001)
+                continue
+            try:
+                self._remove_directory(name, self._trash, 0)
+            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+                self._failure = error
+            finally:
+                with self._lock:
+                    self._busy -= 1
+
+    def _remove_directory(self, name: str, parent: int, depth: int) -> None:
+        descriptor = self._open(name, parent)
+        try:
+            while True:
+                with os.scandir(descriptor) as entries:
+                    for entry in entries:
+                        self._take(entry.name, descriptor, depth)
+                try:
+                    os.rmdir(name, dir_fd=parent)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+                else:
+                    break
+        finally:
+            os.close(descriptor)
+        self._count(1, 0)
+
+    def _take(self, name: str, parent: int, depth: int) -> None:
+        """Remove the file or directory `name`, or move the directory up to be removed there."""
+        if self._failure is not None:
+            raise self._failure
+        if time.monotonic() > self._deadline:
+            raise NodeError(f"{self._path}: wiping was not done in time; it goes on where it stopped when run again")
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if status.st_dev != self._device:
+            raise NodeError(f"{self._path}: something is mounted at {name!r} in it; unmount it")
+        try:
+            if stat.S_ISDIR(status.st_mode):
+                if depth < _DEEP and len(self._todo) >= self._threads:
+                    self._remove_directory(name, parent, depth + 1)
+                else:
+                    self._move_up(name, parent)
+                return
+            size = 0
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                size = status.st_blocks * 512
+                if self._method == "zero":
+                    self._zero(name, parent)
+            os.unlink(name, dir_fd=parent)
+        except PermissionError:
+            raise NodeError(
+                f"{self._path}: {name!r} in it is immutable or append-only; run chattr(1) -i -a on it"
+            ) from None
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise NodeError(f"{self._path}: something is mounted at {name!r} in it; unmount it") from None
+            raise
+        self._count(1, size)
+
+    def _move_up(self, name: str, parent: int) -> None:
+        with self._lock:
+            number = str(self._number)
+            self._number += 1
+        os.rename(name, number, src_dir_fd=parent, dst_dir_fd=self._trash)
+        with self._lock:
+            self._todo.append(number)
+
+    def _zero(self, name: str, parent: int) -> None:
+        """Overwrite what is allocated to a file, and look at both ends of each part afterwards."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=parent)
+        try:
+            size = os.fstat(descriptor).st_size
+            parts = list(_data(descriptor, size))
+            zeros = bytes(1 << 20)
+            for start, end in parts:
+                for offset in range(start, end, len(zeros)):
+                    _write_all(descriptor, zeros[: min(len(zeros), end - offset)], offset)
+                    if time.monotonic() > self._deadline:
+                        raise NodeError(f"{self._path}: overwriting was not done in time; run it again")
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            for start, end in parts:
+                for offset in {start, max(start, end - 4096)}:
+                    if any(os.pread(descriptor, min(4096, end - offset), offset)):
+                        raise NodeError(
+                            f"{self._path}: {name!r} still has its data after it was overwritten; replace the device"
+                        )
+                    with self._lock:
+                        self.sampled += 1
+        finally:
+            os.close(descriptor)
+
+    def _count(self, files: int, size: int) -> None:
+        with self._lock:
+            self.files += files
+            self.bytes += size
+
+    @staticmethod
+    def _open(name: str, parent: int) -> int:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+
+
+def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """The parts of a file that hold data, as pairs of offsets (lseek(2), SEEK_DATA)."""
+    position = 0
+    while position < size:
+        try:
+            start = os.lseek(descriptor, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        position = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, position
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+_FITRIM: Final = 0xC0185879  # linux/fs.h
+
+
+def _trim(base: str, *, probe: bool = False) -> None:
+    """Tell the device below `base` what is free; `probe` only sees whether it can be told. Raises NodeError."""
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _FITRIM, struct.pack("=QQQ", 0, 0 if probe else 2**64 - 1, 0))
+    except OSError as error:
+        if not (probe and error.errno == errno.EINVAL):  # a length of zero is refused by who can do it
+            raise NodeError(
+                f"{base} cannot discard ({error.strerror}); set storage.wipe to delete or zero"
+            ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _each(targets: Iterable[Target], work: Callable[[Target], object]) -> None:
+    """Do `work` for all targets at once; raises what the first failing one raised, when all have ended."""
+    targets = list(targets)
+    if len(targets) == 1:
+        work(targets[0])
+        return
+    failures = _Failures()
+
+    def guarded(target: Target) -> None:
+        try:
+            work(target)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            failures.all.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures.all:
+        raise failures.all[0]
+
+
+@dataclass(slots=True)
+class _Failures:
+    all: list[BaseException] = field(default_factory=list)

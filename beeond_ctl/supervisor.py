@@ -1,0 +1,320 @@
+"""Runs what a backend describes: starts services, waits until they are ready, stops them.
+
+Knows no file system and no state file. Processes are known by pid *and* start time, so that a reused pid is never
+taken for ours, and belong to an instance if their environment carries its token, which only root can read. A service
+runs in a session of its own: Slurm ends the process group of its Prolog.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from beeond_ctl import mounts
+from beeond_ctl.backends import Command, File, Mounted, PortOpen, Service
+from beeond_ctl.errors import NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+TOKEN_VARIABLE: Final = "BEEOND_CTL_INSTANCE"  # noqa: S105 - a variable's name
+"""Marks the processes of an instance. Never give it to a process that runs as a user: that user can read it."""
+
+_POLL_S: Final = (0.004, 0.05)
+_KILL_S: Final = 5.0
+"""Seconds a killed process may take to be gone: the kernel has to give back its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A service that was started. `start_time` is in clock ticks since boot (proc(5), stat, field 22)."""
+
+    name: str
+    pid: int
+    start_time: int
+
+
+# --- starting ---------------------------------------------------------------------------------------------
+
+
+def start(
+    service: Service, *, token: str, search_path: Sequence[str], record: Callable[[Process], None]
+) -> Process:
+    """Start `service` and hand it to `record` at once. Does not wait until it is ready.
+
+    A crash before `record` leaves a process that `find(token)` knows. Raises NodeError when its files cannot be
+    written or its program is not there.
+    """
+    program = _program(service.argv[0], search_path)
+    write_files(service.files)
+    _own_directory(Path(service.log).parent)
+    try:
+        log = os.open(
+            service.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            child = subprocess.Popen(
+                [program, *service.argv[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", umask=0o022,
+                env=_environment(search_path, service.env) | {TOKEN_VARIABLE: token}, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise NodeError(f"{service.name} cannot be started: {error}") from None
+    child.returncode = 0  # it outlives us, so nobody waits for it by this object
+    process = Process(service.name, child.pid, _stat(child.pid)[1])
+    record(process)
+    return process
+
+
+def run(command: Command, *, search_path: Sequence[str], deadline_s: float, check: bool = True) -> bytes:
+    """Run `command` to its end and return its standard output.
+
+    Raises NodeError when it is not there, takes longer than `deadline_s` seconds or, if `check`, exits non-zero.
+    """
+    name = command.argv[0]
+    program = _program(name, search_path)
+    write_files(command.files)
+    try:
+        child = subprocess.Popen(
+            [program, *command.argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd="/", umask=0o022, env=_environment(search_path, {}), start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise NodeError(f"{name} cannot be run: {error}") from None
+    try:
+        output, errors = child.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
+        raise NodeError(
+            f"{name} was not done after {deadline_s:g} s and was ended; see whether what it talks to answers"
+        ) from None
+    if check and child.returncode != 0:
+        raise NodeError(f"{name} failed with exit code {child.returncode}: {_fold(errors or output)}")
+    return output
+
+
+def write_files(files: Iterable[File]) -> None:
+    """Write each of `files` atomically, in directories that are root's alone. Raises NodeError."""
+    for file in files:
+        path = Path(file.path)
+        _own_directory(path.parent)
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as out:
+                os.fchmod(descriptor, file.mode)
+                out.write(file.content)
+            temporary.rename(path)
+        except OSError as error:
+            raise NodeError(f"{path} cannot be written: {error}") from None
+
+
+def _own_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise NodeError(f"{path} cannot be made: {error}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or path.is_symlink():
+        raise NodeError(
+            f"{path} must be a directory that only root may write; remove it, it will be made again"
+        )
+
+
+def _program(name: str, search_path: Sequence[str]) -> str:
+    for directory in search_path:
+        path = f"{directory}/{name}"
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    raise NodeError(
+        f"{name} is not in {':'.join(search_path)}; install the file system's packages, or name their directory in "
+        "backend.path"
+    )
+
+
+def _environment(search_path: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:
+    return {"PATH": ":".join(search_path), "LANG": "C.UTF-8", "HOME": "/"} | dict(more)
+
+
+# --- waiting ----------------------------------------------------------------------------------------------
+
+
+def wait_ready(started: Iterable[tuple[Service, Process]], *, deadline_s: float) -> None:
+    """Wait until all of `started` are ready, at most `deadline_s` seconds.
+
+    Raises NodeError naming a service that ended, with the end of its log, or those that are not ready in time.
+    """
+    waiting = list(started)
+    deadline, pause = time.monotonic() + deadline_s, _POLL_S[0]
+    while True:
+        for service, process in waiting:
+            if not alive(process):
+                raise NodeError(f"{service.name} ended while it started: {log_end(service.log)}")
+        waiting = [(service, process) for service, process in waiting if not _ready(service, process)]
+        if not waiting:
+            return
+        if time.monotonic() > deadline:
+            service = waiting[0][0]
+            names = ", ".join(service.name for service, _ in waiting)
+            raise NodeError(
+                f"{names}: not ready after {deadline_s:g} s: {log_end(service.log)}; see {service.log}"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, _POLL_S[1])
+
+
+def _ready(service: Service, process: Process) -> bool:
+    match service.ready:
+        case PortOpen(port=port):
+            return _listens(process.pid, port)
+        case Mounted(path=path, fstype=fstype):
+            mounted = mounts.mount_at(path)
+            return mounted is not None and mounted.fstype == fstype
+    return True
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether process `pid` itself listens on TCP `port`: a connection would also succeed to whoever took the port."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as lines:
+            for line in lines:  # proc_net_tcp.rst in Linux's documentation; listening sockets come first
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return False
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
+                    return True
+    return False
+
+
+def log_end(path: str, lines: int = 3) -> str:
+    """The last `lines` lines of a log folded to one, of bounded length."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            text = file.read()
+    except OSError as error:
+        return f"its log cannot be read: {error}"
+    return (
+        _fold(b"\n".join([line for line in text.splitlines() if line.strip()][-lines:])) or "it said nothing"
+    )
+
+
+def _fold(text: bytes, limit: int = 500) -> str:
+    line = " ".join(text.decode(errors="replace").split())
+    line = "".join(char if char.isprintable() else "?" for char in line)
+    return line if len(line) <= limit else "…" + line[-limit:]
+
+
+# --- watching and stopping --------------------------------------------------------------------------------
+
+
+def alive(process: Process) -> bool:
+    """Whether `process` runs; a zombie does not, and neither does another process with the same pid."""
+    try:
+        state, start_time = _stat(process.pid)
+    except OSError:
+        return False
+    return start_time == process.start_time and state not in "ZX"
+
+
+def find(token: str) -> list[Process]:
+    """All processes that carry `token`: those started for the instance and whatever they started."""
+    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with suppress(OSError):
+            # Only root's own: reading the memory of a user's process that hangs in a file system may hang, too.
+            if os.stat(f"/proc/{entry}").st_uid != os.geteuid():
+                continue
+            state, start_time = _stat(int(entry))
+            if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0") and state not in "ZX":
+                found.append(Process(Path(f"/proc/{entry}/comm").read_text().strip(), int(entry), start_time))
+    return found
+
+
+def stop(processes: Iterable[Process], *, token: str, timeout_s: float) -> list[str]:
+    """End `processes` and everything else that carries `token`, all at once.
+
+    They have `timeout_s` seconds to end by themselves, then they are killed. Returns the names of what had to be
+    killed. Raises NodeError naming what cannot be ended even so.
+    """
+    known = list(processes)
+    killed: list[str] = []
+    deadline = time.monotonic() + timeout_s
+    while True:
+        names = {(process.pid, process.start_time): process.name for process in known}
+        found = {
+            (process.pid, process.start_time): process for process in (*find(token), *known) if alive(process)
+        }
+        left = [Process(names.get(key, process.name), *key) for key, process in found.items()]
+        if not left:
+            return killed
+        now = time.monotonic()
+        if now > deadline + _KILL_S:
+            stuck = ", ".join(f"{process.name} (pid {process.pid})" for process in left)
+            raise NodeError(
+                f"cannot be ended, not even by SIGKILL: {stuck}; the device or network it waits for is at fault"
+            )
+        if now >= deadline:
+            killed += [process.name for process in left if process.name not in killed]
+            _signal_and_wait(left, (signal.SIGKILL,), _KILL_S)
+        else:
+            # SIGCONT, since a frozen process would keep SIGTERM for later.
+            _signal_and_wait(left, (signal.SIGTERM, signal.SIGCONT), deadline - now)
+
+
+def _signal_and_wait(
+    processes: Iterable[Process], signals: Iterable[signal.Signals], timeout_s: float
+) -> None:
+    """Signal `processes`, and wait until all have ended or `timeout_s` has passed."""
+    deadline = time.monotonic() + timeout_s
+    with ExitStack() as stack:
+        descriptors = set()
+        poll = select.poll()
+        for process in processes:
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(process.pid)
+                stack.callback(os.close, descriptor)
+                if not alive(
+                    process
+                ):  # asked after opening: from here on the descriptor is that very process
+                    continue
+                for number in signals:
+                    signal.pidfd_send_signal(descriptor, number)
+                descriptors.add(descriptor)
+                poll.register(descriptor, select.POLLIN)
+        while descriptors and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+                descriptors.discard(descriptor)
+                with suppress(ChildProcessError):  # ours only if this very process started it
+                    os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and start time of process `pid` (proc(5)); the command in the second field may hold anything."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return fields[0].decode(), int(fields[19])
