@@ -1,0 +1,238 @@
+"""Does this node fit? Looks at configuration, secret, devices, programs and Slurm's settings; changes nothing.
+
+Each look is a `Finding`: "ok", "warn" (works, but will bite) or "fail" (jobs would fail).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TYPE_CHECKING
+
+from beeond_ctl import backends, slurm
+from beeond_ctl import config as configuration
+from beeond_ctl.errors import BeeondError, one_line
+
+if TYPE_CHECKING:
+    from beeond_ctl.config import SiteConfig
+    from collections.abc import Callable, Iterator
+
+PLUGIN: Final = "beeond.so"
+_MARK: Final = rb"beeond-ctl SPANK plugin for Slurm ([0-9.]+)"
+"""Compiled into the plugin, so that a build for another release is seen before Slurm refuses to load it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    subject: str
+    verdict: str
+    text: str
+
+
+def check_node(config_path: Path) -> list[Finding]:
+    """All findings on this node."""
+    try:
+        config = configuration.load(config_path)
+    except BeeondError as error:
+        return [Finding("configuration", "fail", one_line(error))]
+    findings = [Finding("configuration", "ok", str(config_path))]
+    for subject, look in _LOOKS.items():
+        try:
+            findings += look(config)
+        except (BeeondError, OSError) as error:
+            findings.append(Finding(subject, "fail", one_line(error)))
+    return findings
+
+
+def _secret(config: SiteConfig) -> Iterator[Finding]:
+    if os.geteuid() != 0:
+        yield Finding(
+            "secret", "warn", "only root can look at it; run `beeond-ctl check` as root on a compute node"
+        )
+        return
+    from beeond_ctl.keys import read_secret
+
+    read_secret(Path(config.paths.secret))
+    yield Finding("secret", "ok", config.paths.secret)
+
+
+def _storage(config: SiteConfig) -> Iterator[Finding]:
+    for path in config.storage.paths:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            yield Finding(
+                "storage", "fail", f"{path} is not a directory; make it on the node's NVMe file system"
+            )
+        elif status.st_uid != 0 or status.st_mode & 0o022:
+            yield Finding(
+                "storage",
+                "fail",
+                f"{path} can be written by others than root; chown root {path}; chmod 700 {path}",
+            )
+        else:
+            from beeond_ctl.units import format_size
+
+            room = os.statvfs(path)
+            yield Finding("storage", "ok", f"{path}: {format_size(room.f_bavail * room.f_frsize)} free")
+        if os.path.realpath(path) != path:
+            yield Finding(
+                "storage",
+                "fail",
+                f"{path} leads through a symbolic link; name {os.path.realpath(path)} instead",
+            )
+
+
+def _programs(config: SiteConfig) -> Iterator[Finding]:
+    search = os.pathsep.join(config.backend.path)
+    for name in config.backend.allowed:
+        for program in backends.get(name).PROGRAMS:
+            found = shutil.which(program, path=search)
+            verdict, text = (
+                ("ok", found)
+                if found
+                else ("fail", f"{program} is not in {search}; install it or set backend.path")
+            )
+            yield Finding(f"backend {name}", verdict, text)
+    if config.storage.kind == "image":
+        for program in ("mkfs.xfs", "losetup"):
+            if shutil.which(program, path=search) is None:
+                yield Finding("storage", "fail", f"{program} is not in {search}; images need it")
+    if "glusterfs" in config.backend.allowed and not Path("/dev/fuse").exists():
+        yield Finding("backend glusterfs", "fail", "/dev/fuse is missing; load the kernel module fuse")
+
+
+def _mount_root(config: SiteConfig) -> Iterator[Finding]:
+    path = Path(config.mount.root)
+    while not path.exists():
+        path = path.parent
+    status = path.stat()
+    if status.st_uid != 0 or status.st_mode & 0o022:
+        yield Finding(
+            "mount", "fail", f"{path} can be written by others than root; choose another mount.root"
+        )
+    else:
+        yield Finding("mount", "ok", config.mount.root)
+
+
+def _slurm(config: SiteConfig) -> Iterator[Finding]:
+    text = slurm.run(config.slurm.path, "scontrol", "show", "config")
+    values = {
+        key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())
+    }
+    flags = values.get("PrologFlags", "").lower().split(",")
+    if "alloc" in flags or "contain" in flags:  # Contain implies Alloc, slurm.conf(5)
+        yield Finding("PrologFlags", "ok", values["PrologFlags"])
+    else:
+        yield Finding(
+            "PrologFlags",
+            "fail",
+            "without Alloc the Prolog waits for the first job step; set PrologFlags=Alloc",
+        )
+    if "runinjob" in flags:
+        yield Finding(
+            "PrologFlags",
+            "fail",
+            "RunInJob ends the file system's services with the job's cgroup, before the Epilog; remove it",
+        )
+    for name in ("Prolog", "Epilog"):
+        if values.get(name, "(null)") == "(null)":
+            yield Finding(
+                name, "fail", f"is not set; set {name}=/etc/slurm/{name.lower()}.d/* and put 50-beeond there"
+            )
+    staging = config.deadlines.meet + config.deadlines.stall
+    yield _timeout(
+        "PrologEpilogTimeout", values, staging, "Slurm would kill a stage-in or stage-out that takes longer"
+    )
+    yield _timeout(
+        "BatchStartTimeout", values, staging, "Slurm would take a job that waits for its stage-in for lost"
+    )
+    yield from _plugin(values)
+
+
+def _timeout(name: str, values: dict[str, str], needed_s: float, otherwise: str) -> Finding:
+    match = re.match(r"(\d+)", values.get(name, ""))
+    if match is None or int(match[1]) >= 65534:  # NO_VAL16: unlimited
+        return Finding(name, "ok", "unlimited")
+    if int(match[1]) < needed_s:
+        return Finding(
+            name,
+            "warn",
+            f"{match[1]} s is short: {otherwise}; set at least {needed_s:.0f}, better the longest staging",
+        )
+    return Finding(name, "ok", f"{match[1]} s")
+
+
+def _plugin(values: dict[str, str]) -> Iterator[Finding]:
+    paths = list(
+        plugins(Path(values.get("PlugStackConfig", "/etc/slurm/plugstack.conf")), values.get("PluginDir", ""))
+    )
+    if not paths:
+        yield Finding(
+            "SPANK plugin",
+            "fail",
+            f"no line for {PLUGIN} in plugstack.conf; copy slurm/plugstack.conf.d/beeond.conf",
+        )
+    for path in paths:
+        if not path.exists():
+            yield Finding(
+                "SPANK plugin", "fail", f"{path} is named in plugstack.conf and does not exist; install it"
+            )
+            continue
+        built = re.search(_MARK, path.read_bytes())
+        runs = values.get("SLURM_VERSION", "?")
+        release = built[1].decode() if built else "unknown"
+        if built is None or release.split(".")[:2] != runs.split(".")[:2]:
+            yield Finding(
+                "SPANK plugin", "fail", f"{path} is built for Slurm {release}, this is {runs}; build it again"
+            )
+        else:
+            yield Finding("SPANK plugin", "ok", f"{path} for Slurm {release}")
+        started = _slurmd_start()
+        if started is not None and started < path.stat().st_mtime:
+            yield Finding("slurmd", "warn", "was started before the SPANK plugin was installed; restart it")
+
+
+def plugins(path: Path, plugin_dir: str, depth: int = 0) -> Iterator[Path]:
+    """Paths of our plugin that the plugstack file `path` names, its includes followed."""
+    if depth > 8 or not path.is_file():
+        return
+    for line in path.read_text(errors="replace").splitlines():
+        words = line.partition("#")[0].split()
+        if len(words) >= 2 and words[0] == "include":
+            for included in sorted(
+                path.parent.glob(words[1]) if not words[1].startswith("/") else Path("/").glob(words[1][1:])
+            ):
+                yield from plugins(included, plugin_dir, depth + 1)
+        elif (
+            len(words) >= 2 and words[0] in {"required", "optional"} and words[1].rpartition("/")[2] == PLUGIN
+        ):
+            yield Path(words[1]) if words[1].startswith("/") else Path(plugin_dir.split(":")[0]) / words[1]
+
+
+def _slurmd_start() -> float | None:
+    """When this node's slurmd was started, in seconds since the epoch."""
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "comm").read_text().strip() == "slurmd":
+                ticks = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
+                return boot + ticks / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            continue
+    return None
+
+
+_LOOKS: Final[dict[str, Callable[[SiteConfig], Iterator[Finding]]]] = {
+    "secret": _secret,
+    "storage": _storage,
+    "backend": _programs,
+    "mount": _mount_root,
+    "Slurm": _slurm,
+}

@@ -1,0 +1,72 @@
+"""The command line.
+
+Prolog and Epilog are in the way of every job, so they do not pay for parsing a command line with options: this module
+handles them by itself, and leaves everything else to `beeond_ctl.cli.commands`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """`beeond-ctl`. Turns every exception into one line on stderr and an exit code, here and nowhere else."""
+    if len(sys.argv) == 2 and sys.argv[1] in {"prolog", "epilog"}:
+        sys.exit(guarded(lambda: _hook(sys.argv[1])))
+    from beeond_ctl.cli.commands import cli
+
+    sys.exit(guarded(lambda: cli.main(prog_name="beeond-ctl", standalone_mode=False)))
+
+
+def _hook(name: str) -> int:
+    if name == "prolog":
+        from beeond_ctl.lifecycle.bringup import prolog
+
+        return prolog(os.environ)
+    from beeond_ctl.lifecycle.teardown import epilog
+
+    return epilog(os.environ)
+
+
+def guarded(work: object) -> int:
+    """The exit code of `work`, with whatever it raises as one line on stderr."""
+    from beeond_ctl.errors import BeeondError, one_line
+
+    assert callable(work)  # noqa: S101
+    try:
+        code = work()
+    except BeeondError as error:
+        return _say(one_line(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _say("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except Exception as error:
+        if type(error).__module__.startswith("click."):
+            return _say_usage(error)
+        if os.environ.get("BEEOND_CTL_DEBUG"):
+            raise
+        hint = "set BEEOND_CTL_DEBUG=1 for the traceback, and report it"
+        return _say(f"unexpected: {one_line(error)}; {hint}", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _say(text: str, code: int) -> int:
+    sys.stderr.write(f"beeond-ctl: {text}\n")
+    return code
+
+
+def _say_usage(error: Exception) -> int:
+    import click
+
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.Abort):
+        return _say("aborted", 1)
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "beeond-ctl"
+        return _say(f"{' '.join(error.format_message().split())}; see `{command} --help`", 2)
+    raise error

@@ -1,0 +1,215 @@
+"""The commands that people type. Each imports what it needs when it runs: `--help` and refusals must be quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from beeond_ctl import config as configuration
+from beeond_ctl import request as requests
+from beeond_ctl.errors import RequestError, UsageError
+
+if TYPE_CHECKING:
+    from beeond_ctl.config import SiteConfig
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="beeond-ctl", prog_name="beeond-ctl")
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), default=configuration.DEFAULT_PATH, show_default=True,
+    envvar=configuration.CONFIG_VARIABLE, help="The site's configuration.",
+)  # fmt: skip
+@click.pass_context
+def cli(context: click.Context, config_path: Path) -> None:
+    """An on-demand parallel file system for every Slurm job.
+
+    Users ask for one with `#SBATCH --beeond`, `--beeond-stage-in=SRC:DST` and `--beeond-stage-out=SRC:DST`, and
+    find it at $BEEOND. These commands show, check and repair what happens behind that.
+
+    Exit codes: 0 done, 1 the work failed, 2 bad usage or configuration.
+    """
+    context.obj = config_path
+
+
+# --- request ----------------------------------------------------------------------------------------------
+
+
+@cli.group(hidden=True)
+def request() -> None:
+    """What the SPANK plugin asks of the controller at submission."""
+
+
+@request.command()
+@click.pass_obj
+def encode(config_path: Path) -> None:
+    """Check the options on stdin and print the request they make, on one line.
+
+    stdin: name, NUL, value, NUL, and so on, as the plugin collected them.
+    """
+    data = sys.stdin.buffer.read(4 * requests.MAX_ENCODED + 1)
+    if len(data) > 4 * requests.MAX_ENCODED:
+        raise RequestError(
+            "the options are longer than a request may be; name directories instead of single files"
+        )
+    words = [os.fsdecode(word) for word in data.split(b"\0")]
+    if words.pop() or len(words) % 2:
+        raise UsageError("want pairs of name and value on stdin, each ended by a NUL")
+    asked = requests.parse_options(list(zip(words[::2], words[1::2], strict=True)))
+    if config_path.exists():  # a login node without the configuration can still check the grammar
+        from beeond_ctl.plan import check_request
+
+        check_request(configuration.load(config_path), asked)
+    click.echo(requests.encode(asked))
+
+
+# --- plan -------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("-w", "--nodes", "node_list", required=True, help="Nodes as Slurm writes them: n[1-16].")
+@click.option("--beeond", "keys", default="", metavar="KEY=VALUE,...", help="As for sbatch.")
+@click.option(
+    "--beeond-stage-in", "stage_in", multiple=True, metavar="SRC:DST", help="As for sbatch; repeatable."
+)
+@click.option(
+    "--beeond-stage-out", "stage_out", multiple=True, metavar="SRC:DST", help="As for sbatch; repeatable."
+)
+@click.option(
+    "--job", "job_id", type=click.IntRange(1), default=1, show_default=True, help="Job id to plan for."
+)
+@click.option("--node", help="Show the services and files of this node; default: the first.")
+@_AS_JSON
+@click.pass_obj
+def plan(
+    config_path: Path, node_list: str, keys: str, stage_in: tuple[str, ...], stage_out: tuple[str, ...],
+    job_id: int, node: str | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what would run where for a request. Changes nothing, and needs no privileges.
+
+    \b
+    Example:
+      beeond-ctl plan -w 'n[1-4]' --beeond capacity=2TiB
+    """
+    from beeond_ctl import slurm
+    from beeond_ctl.cli import show
+    from beeond_ctl.plan import Job, make_plan
+
+    options = [("beeond", keys), *(("beeond-stage-in", text) for text in stage_in)]
+    options += [("beeond-stage-out", text) for text in stage_out]
+    job = Job(job_id, os.getuid(), os.getgid(), str(os.getuid()))
+    made = make_plan(_load(config_path), requests.parse_options(options), job, slurm.expand_nodes(node_list))
+    chosen = node or made.leader
+    if chosen not in made.node_index:
+        raise UsageError(f"--node: {chosen} is not in {node_list}")
+    show.plan(made, chosen, as_json=as_json)
+
+
+# --- status -----------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("job_id", type=click.IntRange(1), required=False)
+@_AS_JSON
+@click.pass_obj
+def status(config_path: Path, job_id: int | None, *, as_json: bool) -> None:
+    """Show the instances on this node: phase, processes, mount, capacity, and what was kept of ended jobs.
+
+    Without JOB_ID all of them; within a job, the job's own. Root sees everything, a user what is mounted for them.
+    """
+    from beeond_ctl.cli import show
+
+    chosen = job_id
+    if chosen is None and os.environ.get("BEEOND_JOB_ID", "").isdigit():
+        chosen = int(os.environ["BEEOND_JOB_ID"])
+    show.status(_load(config_path), chosen, as_json=as_json)
+
+
+# --- check ------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@_AS_JSON
+@click.pass_obj
+def check(config_path: Path, *, as_json: bool) -> None:
+    """Does this node fit: configuration, secret, devices, programs, and Slurm's own settings?
+
+    Prints a line for each thing looked at. Exit code 1 if one of them would keep jobs from working.
+    """
+    from beeond_ctl import check as checks
+    from beeond_ctl.cli import show
+
+    if not show.checks(checks.check_node(config_path), as_json=as_json):
+        raise click.exceptions.Exit(1)
+
+
+# --- recover ----------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("job_id", type=click.IntRange(1))
+@click.option(
+    "-w", "--nodes", "node_list", help="The job's nodes: n[1-3]. Default: as recorded on this node."
+)
+@click.option("--discard", is_flag=True, help="Give the data up: wipe it without staging it out.")
+@click.option("--yes", is_flag=True, help="With --discard: do not ask.")
+@click.option("--here", is_flag=True, hidden=True, help="This node's part.")
+@click.option("--proved", is_flag=True, hidden=True, help="Another node has the proof of the stage-out.")
+@click.pass_obj
+def recover(
+    config_path: Path,
+    job_id: int,
+    node_list: str | None,
+    *,
+    discard: bool,
+    yes: bool,
+    here: bool,
+    proved: bool,
+) -> None:
+    """Finish what was left of an ended job: stage the kept data out, wipe it, and return the nodes to service.
+
+    Run it as root where `ssh` to the job's nodes works. Nothing is copied twice: what is proved to be on global
+    storage is skipped. If the cause is still there, the data stays, and the reason is shown again.
+    """
+    from beeond_ctl.lifecycle import recover as recovery
+
+    config = _load(config_path)
+    if os.geteuid() != 0:
+        raise UsageError(
+            "recover has to be run as root: it starts services on the job's nodes; ask your admin"
+        )
+    if here:
+        recovery.on_this_node(config, job_id, discard=discard, proved=proved)
+        return
+    if discard and not yes:
+        click.confirm(f"Wipe what is left of job {job_id} without staging it out?", abort=True)
+    for line in recovery.everywhere(config, job_id, node_list, discard=discard):
+        click.echo(line)
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+def prolog() -> int:
+    """Slurm's Prolog: bring this node's part of the job's instance up. Reads Slurm's environment."""
+    from beeond_ctl.lifecycle.bringup import prolog as run
+
+    return run(os.environ)
+
+
+@cli.command()
+def epilog() -> int:
+    """Slurm's Epilog: stage out, tear down, wipe, or keep what is not proved. Reads Slurm's environment."""
+    from beeond_ctl.lifecycle.teardown import epilog as run
+
+    return run(os.environ)
+
+
+def _load(path: Path) -> SiteConfig:
+    return configuration.load(path)

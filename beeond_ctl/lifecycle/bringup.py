@@ -1,0 +1,183 @@
+"""Bring-up: what the Prolog does on each node. `docs/lifecycle.md`, section "Bring-up", has the steps."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beeond_ctl import config as configuration
+from beeond_ctl import slurm, storage, supervisor
+from beeond_ctl import state as states
+from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
+from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
+from beeond_ctl.lifecycle.here import Here
+from beeond_ctl.lifecycle.team import open_team
+from beeond_ctl.plan import port_blocks
+from beeond_ctl.request import needs_scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from beeond_ctl.lifecycle.team import Team
+
+
+def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT_PATH) -> int:
+    """Slurm's Prolog on one node; the exit code for Slurm.
+
+    0 also where the job will fail by its user's mistake: `task_init` raises that, and no node is drained for it.
+    Raises BeeondError where this node is at fault; the node has then been drained with the reason.
+    """
+    request = environ.get(slurm.REQUEST_VARIABLE)
+    if not request:
+        return 0
+    where = slurm.prolog(environ)
+    config = configuration.load(config_path)
+    state = states.State(
+        job=where.job,
+        nodes=where.nodes,
+        node=where.node,
+        request=request,
+        config=config.model_dump(mode="json"),
+    )
+    here = Here(config, state)
+    with (
+        states.locked(config.paths.run, where.job.job_id, "try again"),
+        guard.draining(config, where.node, where.job.job_id),
+    ):
+        states.create(config.paths.run, state)
+        here.events.log("prolog", nodes=slurm.fold_nodes(where.nodes), user=where.job.user)
+        try:
+            with here.events.timed("bring-up"), guard.interruptible():
+                bring_up(here)
+        except (UserError, RequestError) as error:
+            _give_up(here, one_line(error))
+        except JobGoneError as error:
+            here.events.log("gone", message=one_line(error))
+            _give_up(here, one_line(error))
+        except PeerError as error:
+            text = one_line(error)
+            _give_up(here, text if error.user_fault else f"no file system for this job: {text}")
+            if not error.user_fault and here.leads:
+                _drain_missing(here, error)
+        except BaseException as error:
+            _give_up(here, f"no file system for this job: {here.node}: {one_line(error)}")
+            raise
+    return 0
+
+
+def bring_up(here: Here) -> None:
+    """Everything from an empty node to a usable file system with the input in it.
+
+    Raises UserError, RequestError, JobGoneError, PeerError or NodeError; what was made until then is left for tear-down.
+    """
+    _ = here.first_plan  # an impossible request ends here, on every node alike
+    staging = stage.Stage(here, inward=True)
+    with (
+        open_team(
+            here, "prolog", combine={**steps.combine(here), **staging.combine}, handlers=staging.handlers
+        ) as team,
+        telling(team, here),
+    ):
+        with here.step("preparing"):
+            job_id = here.state.job.job_id
+            free = claims.claim_ports(here.config.paths.run, job_id, port_blocks(here.config, here.state.job))
+            storage.prepare(here.plan, here.node)
+        steps.agree_on_ports(here, team, free, _names(here))
+        steps.start_services(here, team)
+        steps.mount(here)
+        _probe(here, team)
+        if here.request.stage_in:
+            here.enter("staging-in")
+            staging.run(team)
+        _announce(here)
+        steps.meet(here, team, "ready", here.config.deadlines.meet)
+
+
+@contextmanager
+def telling(team: Team, here: Here) -> Iterator[None]:
+    """Tell the others when the block fails here, so that nobody waits for this node."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except BaseException as error:
+        user_fault = isinstance(error, (UserError, RequestError, JobGoneError))
+        team.fail(one_line(error), user_fault=user_fault)
+        here.events.log("failed", message=one_line(error), user_fault=user_fault)
+        raise
+
+
+def _drain_missing(here: Here, error: PeerError) -> None:
+    # A node that never answered cannot drain itself; those that told us their fault have done so.
+    for node in error.nodes:
+        if node != here.node:
+            try:
+                if not slurm.reason(here.config.slurm.path, node):
+                    text = guard.drain_prefix(here.state.job.job_id) + one_line(error)
+                    slurm.drain(here.config.slurm.path, node, text)
+            except NodeError as failure:
+                here.events.log("not-drained", peer=node, message=one_line(failure))
+
+
+def _give_up(here: Here, text: str) -> None:
+    """Undo everything, and leave the text that fails the job."""
+    if here.state.phase != "claimed":  # an impossible request has made nothing, and has no plan to remove
+        with here.events.timed("roll-back"):
+            steps.remove_instance(here)
+    here.state.reason = text
+    states.write_atomically(here.run_dir / "failure", text + "\n")
+    here.enter("failed")
+    here.events.log("gave-up", message=text)
+
+
+def _names(here: Here) -> dict[str, Any]:
+    """What only Slurm knows of the job; asked by the leader alone, and only if a path needs it."""
+    if not here.leads or not needs_scheduler(here.request):
+        return {}
+    fields = slurm.job_fields(here.config.slurm.path, here.state.job.job_id)
+    if not fields:
+        raise JobGoneError(f"Slurm no longer knows job {here.state.job.job_id}")
+    names: dict[str, Any] = {"job_name": fields.get("JobName", "")}
+    if fields.get("ArrayJobId", "").isdigit():
+        names["array_job_id"] = int(fields["ArrayJobId"])
+    if fields.get("ArrayTaskId", "").isdigit():
+        names["array_task_id"] = int(fields["ArrayTaskId"])
+    return names
+
+
+def _probe(here: Here, team: Team) -> None:
+    """Show that every node reaches every server, and that what one node writes another one reads."""
+    plan = here.plan
+    point, deadline_s = Path(plan.mount_point), here.config.deadlines.start
+    with here.events.timed("probe"):
+        probe.within(
+            deadline_s, f"{here.node}: {point} does not answer", partial(probe.write, point, here.node)
+        )
+    steps.meet(here, team, "mounted", deadline_s)
+    before = plan.nodes[plan.node_index[here.node] - 1]
+    with here.events.timed("probe"):
+        probe.within(deadline_s, f"{here.node}: {point} does not answer", partial(probe.check, point, before))
+        if here.leads:
+            for command in here.backend.settle(plan, here.keys):
+                supervisor.run(command, search_path=here.config.backend.path, deadline_s=deadline_s)
+            os.chmod(point, 0o700)
+            os.chown(point, here.state.job.uid, here.state.job.gid)
+    steps.meet(here, team, "probed", deadline_s)
+
+
+def _announce(here: Here) -> None:
+    """Let the job find its file system. From here on the user's program may have run."""
+    job, plan = here.state.job, here.plan
+    lines = {
+        "BEEOND": plan.mount_point,
+        "BEEOND_JOB_ID": str(job.job_id),
+        "BEEOND_NODES": slurm.fold_nodes(plan.nodes),
+    }
+    states.write_atomically(
+        here.run_dir / "env", "".join(f"{name}={value}\n" for name, value in lines.items())
+    )
+    here.state.ran = True
+    here.enter("ready")

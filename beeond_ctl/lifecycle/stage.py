@@ -1,0 +1,197 @@
+"""Stage-in and stage-out by all nodes of a job: work goes from the leader's list to whoever is idle.
+
+Joins `beeond_ctl.staging`, which knows no nodes' ways to speak, with the team, which knows no files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from beeond_ctl import slurm
+from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from beeond_ctl.lifecycle.here import Here
+    from beeond_ctl.lifecycle.team import Team
+    from beeond_ctl.request import Transfer
+    from beeond_ctl.staging.coordinator import Coordinator
+    from beeond_ctl.staging.transfer import Identity, Job
+
+_ASK_S = 60.0
+_GONE = "the job was cancelled"
+
+
+class Stage:
+    """One direction of staging, of all transfers of a request, on this node."""
+
+    def __init__(self, here: Here, *, inward: bool) -> None:
+        self._here, self._inward = here, inward
+        self._coordinators: dict[int, Coordinator] = {}
+        count = len(here.request.stage_in if inward else here.request.stage_out)
+        self.handlers = {"take": self._take, "report": self._report}
+        self.combine = {
+            f"staged-{index}": self._summing(index, last=index == count - 1) for index in range(count)
+        }
+
+    def run(self, team: Team) -> None:
+        """Copy everything, together with all other nodes.
+
+        Raises UserError or JobGoneError for a stage-in that did not succeed, RetainedError for a stage-out that is not
+        proved, NodeError when this node cannot copy, PeerError when another one is lost.
+        """
+        for index, transfer in enumerate(self._here.transfers(inward=self._inward)):
+            with self._here.events.timed("stage-in" if self._inward else "stage-out") as extra:
+                summary = self._transfer(team, index, transfer)
+                extra["summary"] = summary
+            if summary["cancelled"] == _GONE:
+                raise JobGoneError(f"job {self._here.state.job.job_id}: {_GONE} during its stage-in")
+            if not (summary["proved"] or (summary["missing"] and not self._inward)):
+                raise (UserError if self._inward else RetainedError)(
+                    _told(transfer, summary, inward=self._inward)
+                )
+        if not self._inward:
+            self._here.state.proved = True
+            self._here.save()
+
+    def _transfer(self, team: Team, index: int, transfer: Transfer) -> dict[str, Any]:
+        from beeond_ctl.staging.worker import serve
+
+        here = self._here
+        user = _identity(here)
+        if here.leads:
+            self._coordinators[index] = self._coordinator(transfer, user)
+        watch = _Watch(here, self._coordinators.get(index), inward=self._inward)
+        stop = threading.Event()
+        with watch:
+            serve(
+                lambda: team.ask("take", {"transfer": index}, _ASK_S),
+                lambda result: _ignore(team.ask("report", {"transfer": index, "result": result}, _ASK_S)),
+                user,
+                stop,
+                processes=here.config.staging.workers or None,
+            )
+            return team.meet(f"staged-{index}", {}, here.config.deadlines.stall)
+
+    def _coordinator(self, transfer: Transfer, user: Identity) -> Coordinator:
+        from beeond_ctl.staging.coordinator import Coordinator
+
+        here = self._here
+        journal = self._journal_dir()
+        journal.mkdir(mode=0o700, exist_ok=True)
+        try:
+            return Coordinator(self._job(transfer), user, journal, here.plan.nodes)
+        except OSError as error:
+            raise NodeError(f"staging cannot start: {error}") from error
+
+    def _journal_dir(self) -> Path:
+        """Stage-out's journal has to survive a reboot; stage-in's need not survive the instance."""
+        from pathlib import Path
+
+        here = self._here
+        return here.run_dir / "journal" if self._inward else Path(here.plan.targets[0].home) / "journal"
+
+    def _job(self, transfer: Transfer) -> Job:
+        from beeond_ctl.staging.transfer import Job
+
+        top = os.fsencode(self._here.plan.mount_point) + b"/"
+        source, destination = os.fsencode(transfer.source), os.fsencode(transfer.destination)
+        if self._inward:
+            return Job(source, top + destination, transfer.flags, durable=False)
+        return Job(top + source, destination, transfer.flags)
+
+    # --- on the leader --------------------------------------------------------------------------------
+
+    def _take(self, node: str, payload: dict[str, Any]) -> dict[str, Any]:
+        coordinator = self._coordinators.get(payload["transfer"])
+        return coordinator.take(node) if coordinator else {"wait": 0.01}
+
+    def _report(self, node: str, payload: dict[str, Any]) -> dict[str, Any]:
+        self._coordinators[payload["transfer"]].report(node, payload["result"])
+        return {}
+
+    def _summing(self, index: int, *, last: bool) -> Callable[[dict[str, dict[str, Any]]], dict[str, Any]]:
+        """What the leader answers once all nodes have finished transfer `index`."""
+
+        def combine(_: dict[str, dict[str, Any]]) -> dict[str, Any]:
+            summary = self._coordinators[index].summary()
+            self._coordinators[index].close()
+            done = summary.proved or summary.missing
+            if last and done and not self._inward:
+                # Before anyone learns of it and wipes: the others' proof is this record.
+                self._here.state.proved = True
+                self._here.save()
+                self._here.events.log("proved")
+            return {
+                "proved": summary.proved, "missing": summary.missing, "cancelled": summary.cancelled,
+                "problems": summary.problems()[:20], "remarks": summary.remarks()[:20],
+                "copied": summary.copied, "verified": summary.verified, "skipped": summary.skipped,
+                "failed": summary.failed, "bytes": summary.bytes, "seconds": round(summary.seconds, 3),
+            }  # fmt: skip
+
+        return combine
+
+
+class _Watch:
+    """On the leader: ends a transfer that stands still, or whose job is gone. Elsewhere it does nothing."""
+
+    def __init__(self, here: Here, coordinator: Coordinator | None, *, inward: bool) -> None:
+        self._here, self._coordinator, self._inward = here, coordinator, inward
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._coordinator is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._coordinator is not None:
+            self._thread.join(1)
+            self._coordinator.close()
+
+    def _run(self) -> None:
+        coordinator = self._coordinator
+        assert coordinator is not None  # noqa: S101
+        config, job_id = self._here.config, self._here.state.job.job_id
+        while not self._done.wait(config.staging.job_check) and not coordinator.finished():
+            if coordinator.progress().idle_s > config.deadlines.stall:
+                coordinator.cancel(
+                    f"nothing was copied for {config.deadlines.stall:.0f} s; is global storage there?"
+                )
+            if self._inward and not slurm.job_wants_us(config.slurm.path, job_id):
+                coordinator.cancel(_GONE)
+
+
+def _identity(here: Here) -> Identity:
+    """The job's user with that user's groups. Raises NodeError when this node does not know the user."""
+    from beeond_ctl.staging.transfer import Identity
+
+    job = here.state.job
+    try:
+        groups = os.getgrouplist(job.user, job.gid)
+    except (KeyError, OSError) as error:
+        raise NodeError(f"the groups of user {job.user} are not known here: {error}") from None
+    return Identity(job.uid, job.gid, tuple(groups))
+
+
+def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:
+    """One line that says which transfer failed, and why."""
+    name = "stage-in" if inward else "stage-out"
+    path = transfer.source if inward else transfer.destination
+    shown = (
+        path.encode(errors="surrogateescape")
+        .decode(errors="backslashreplace")
+        .encode("unicode_escape")
+        .decode()
+    )
+    reasons = "; ".join(summary["problems"]) or summary["cancelled"] or "no proof"
+    return f"{name} {'of' if inward else 'to'} {shown}: {reasons}"
+
+
+def _ignore(_: object) -> None:
+    return None

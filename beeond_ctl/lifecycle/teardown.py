@@ -1,0 +1,128 @@
+"""Tear-down: what the Epilog does on each node. `docs/lifecycle.md`, section "Tear-down", has the steps."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beeond_ctl import config as configuration
+from beeond_ctl import mounts, slurm, storage
+from beeond_ctl import state as states
+from beeond_ctl.errors import BeeondError, PeerError, RetainedError, one_line
+from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
+from beeond_ctl.lifecycle.here import Here
+from beeond_ctl.lifecycle.team import open_team
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from beeond_ctl.lifecycle.team import Team
+
+
+def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT_PATH) -> int:
+    """Slurm's Epilog on one node; the exit code for Slurm.
+
+    Raises BeeondError where the node does not end clean; it has then been drained with the reason.
+    """
+    where = slurm.prolog(environ)
+    config = configuration.load(config_path)
+    job_id = where.job.job_id
+    with states.locked(config.paths.run, job_id, "try again"), guard.draining(config, where.node, job_id):
+        state = states.read(config.paths.run, job_id)
+        if state is None:
+            return 0
+        here = Here(configuration.SiteConfig.model_validate(state.config), state)
+        here.events.log("epilog")
+        with here.events.timed("tear-down"), guard.interruptible():
+            end(here, "epilog", prepare=_revive)
+    return 0
+
+
+def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> None:
+    """Take this node's part of the instance down; the data is staged out before, or kept.
+
+    `prepare` makes a file system that is owed a stage-out usable again, if it is not. Raises RetainedError when the
+    data was kept, NodeError when something could not be removed.
+    """
+    if not here.state.ran:
+        if here.state.phase not in {"claimed", "failed"}:
+            steps.remove_instance(here)
+        steps.forget(here)
+        return
+    owed = _owed(here)
+    staging = stage.Stage(here, inward=False)
+    combine = {"ending": _all_ran, **steps.combine(here), **staging.combine}
+    problem: BeeondError | None = None
+    with open_team(here, purpose, combine=combine, handlers=staging.handlers) as team:
+        try:
+            ran = steps.meet(
+                here, team, "ending", here.config.deadlines.meet, ran=here.state.phase != "failed"
+            )["ran"]
+            owed = owed and ran
+            if owed:
+                here.enter("staging-out")
+                prepare(here, team)
+                _see_that_it_is_whole(here, team)
+                staging.run(team)
+        except PeerError as error:
+            problem = error
+        except Exception as error:  # noqa: BLE001 - whatever it is: the data stays, and the others are told
+            text = one_line(error)
+            problem = RetainedError(text if isinstance(error, RetainedError) else f"{here.node}: {text}")
+            if not isinstance(error, RetainedError):
+                team.fail(text, user_fault=False)
+        keep = owed and not here.state.proved
+        steps.unmount(here)
+        with suppress(PeerError):  # whoever does not come is not waited for twice
+            steps.meet(here, team, "unmounted", here.config.deadlines.stop)
+    steps.stop(here)
+    if keep:
+        retain(here, one_line(problem) if problem else "stage-out ended without a proof")
+    steps.wipe(here)
+    steps.forget(here)
+
+
+def _owed(here: Here) -> bool:
+    """Whether there is data that was asked to be staged out, and is not proved to be."""
+    return bool(here.request.stage_out) and not here.state.proved
+
+
+def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {"ran": all(report["ran"] for report in reports.values())}
+
+
+def _see_that_it_is_whole(here: Here, team: Team) -> None:
+    """A file system that lacks a server may say "no such file" of what it has. Raises NodeError or PeerError."""
+    point, deadline_s = Path(here.plan.mount_point), here.config.deadlines.start
+    probe.within(deadline_s, f"{point} does not answer", lambda: probe.touch(point))
+    steps.meet(here, team, "whole", deadline_s)
+
+
+def _revive(here: Here, team: Team) -> None:  # noqa: ARG001 - recover's way of preparing needs the team
+    """Start again what died during the job, so that its data can still be staged out. Raises NodeError."""
+    services = here.backend.services(here.plan, here.node, here.keys)
+    dead = tuple(service for service in services if not steps.lives(here, service.name))
+    if dead:
+        here.events.log("revived", services=[service.name for service in dead])
+        steps.start(here, dead)
+    how = here.backend.mount(here.plan, here.node, here.keys)
+    mounted = mounts.mount_at(how.point) is not None
+    if not mounted or (how.service is not None and not steps.lives(here, how.service.name)):
+        here.events.log("remounted", point=how.point)
+        if mounted:
+            mounts.unmount(how.point, deadline_s=here.config.deadlines.stop)
+        steps.mount(here)
+        here.enter("staging-out")
+
+
+def retain(here: Here, why: str) -> None:
+    """Keep the data on the devices, with nothing running. Raises RetainedError, whose text is the drain reason."""
+    job_id = here.state.job.job_id
+    storage.detach(here.plan, deadline_s=here.config.deadlines.stop)
+    storage.set_phase(here.plan, "retained")
+    claims.release(here.config.paths.run, job_id)
+    here.state.reason = why
+    here.enter("retained")
+    command = f"beeond-ctl recover {job_id} --nodes {slurm.fold_nodes(here.state.nodes)}"
+    raise RetainedError(f"data kept, stage-out is not proved ({why}); when the cause is gone run: {command}")

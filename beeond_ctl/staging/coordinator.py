@@ -1,0 +1,645 @@
+"""Who does what in a transfer, and what came of it.
+
+Starts the scanner, hands its batches to whichever node asks, takes the results, keeps the journal and adds up
+the summary. Memory is bounded: the scanner has to wait while enough is queued, and what is for later goes to
+disk. Payloads, proofs and lists of directories pass through unread: they are the user's, and this may be
+root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from beeond_ctl.staging import wire
+from beeond_ctl.staging.causes import CAUSES
+from beeond_ctl.staging.data import HASH
+from beeond_ctl.staging.journal import Journal, records
+from beeond_ctl.staging.spawn import end, last_words, spawn
+from beeond_ctl.staging.transfer import EXAMPLES, Fold, Identity, Job, Progress, Summary, show_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_VERSION: Final = 1
+_QUEUE: Final = 256
+_QUEUE_PER_NODE: Final = 32
+_DEATHS: Final = 2
+_TRIES: Final = 3
+_SYNC_EVERY_S: Final = 5.0
+_PHASES: Final = ("copy", "link", "delete", "clean", "finish", "locked", "end")
+_HEX: Final = re.compile(r"[0-9a-f]{0,32}")
+
+
+@dataclass(slots=True)
+class _Big:
+    """A file that is copied in pieces."""
+
+    payload: str
+    dirs: str
+    digests: list[str | None]
+    tries: int
+    left: int
+    running: int = 0
+    failed: bool = False
+    again: tuple[int, int, str] | None = None
+
+
+@dataclass(slots=True)
+class _Work:
+    """Something a copier can do at once."""
+
+    number: int
+    kind: str
+    fields: tuple[str, ...]
+    entries: int
+    dirs: str = ""
+    attempt: int = 0
+    deaths: int = 0
+    big: _Big | None = None
+    index: int = 0
+    node: str = ""
+
+
+@dataclass(slots=True)
+class _Tally:
+    copied: int = 0
+    verified: int = 0
+    skipped: int = 0
+    failed: int = 0
+    bytes: int = 0
+    entries_total: int = 0
+    bytes_total: int = 0
+    failures: dict[tuple[str, str], Fold] = field(default_factory=dict)
+    notes: dict[str, Fold] = field(default_factory=dict)
+    special: Fold = field(default_factory=Fold)
+    deleted: Fold = field(default_factory=Fold)
+    by_node: dict[str, int] = field(default_factory=dict)
+
+
+class Coordinator:
+    """One transfer. Methods may be called by any thread and do not block."""
+
+    def __init__(self, job: Job, user: Identity | None, journal_dir: Path, nodes: Sequence[str]) -> None:
+        """Open the journal in `journal_dir` (which must be ours alone) and start the scanner. Raises
+        OSError."""
+        self.job = job
+        self._lock = threading.Condition()
+        self._nodes = set(nodes)
+        self._queue: deque[_Work] = deque()
+        self._later: dict[str, list[tuple[int, int, int]]] = {"links": [], "dirs": [], "locked": []}
+        self._spool = tempfile.TemporaryFile(dir=journal_dir)  # noqa: SIM115 (closed in `close`)
+        self._upcoming: Iterator[_Work] = iter(())
+        self._outstanding: dict[int, _Work] = {}
+        self._number = 0
+        self._phase = 0
+        self._setup = ""
+        self._scanned = self._scan_ok = False
+        self._missing = False
+        self._refused = self._cancelled = ""
+        self._tally = _Tally()
+        self._begun_s = self._moved_s = time.monotonic()
+        self._ended_s: float | None = None
+        self._synced_s = 0.0
+        self._clean = False
+        self._open_journal(journal_dir, user)
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    def _open_journal(self, journal_dir: Path, user: Identity | None) -> None:
+        name = hashlib.blake2b(self.job.source + b"\0" + self.job.destination, digest_size=8).hexdigest()
+        self._journal: Journal | None = Journal(journal_dir / f"{name}.journal")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        read_back = "metadata-only" not in self.job.flags
+        header: dict[str, Any] = {}
+        self._run = 1
+        self._root_made = False
+        for kind, text in records(self._journal.fd):
+            if kind == "header":
+                header = wire.loads(text)
+            elif kind == "run":
+                self._run += 1
+                self._clean = True  # until it turns out that the run has ended in order
+            elif kind == "closed":
+                self._clean = False
+            elif kind == "root":
+                self._root_made = True
+        self._token = str(header.get("token") or secrets.token_hex(4))
+        usable = (
+            header.get("version") == _VERSION
+            and header.get("hash") == HASH
+            and (header.get("read_back") or not read_back)
+            and header.get("source") == self.job.source.hex()
+            and header.get("destination") == self.job.destination.hex()
+            and (header.get("durable") or header.get("boot") == boot)
+        )
+        if not usable:
+            self._journal.restart()
+            self._journal.append(
+                (
+                    "header",
+                    wire.dumps(
+                        {
+                            "version": _VERSION,
+                            "source": self.job.source.hex(),
+                            "destination": self.job.destination.hex(),
+                            "flags": list(self.job.flags),
+                            "hash": HASH,
+                            "read_back": read_back,
+                            "token": self._token,
+                            "durable": self.job.durable,
+                            "boot": boot,
+                        }
+                    ),
+                )
+            )
+        known = self._journal.length if usable else 0
+        self._journal.append(("run", boot))
+        self._journal.sync()
+        config: dict[str, Any] = {
+            "source": self.job.source.decode(errors="surrogateescape"),
+            "destination": self.job.destination.decode(errors="surrogateescape"),
+            "flags": list(self.job.flags),
+            "token": self._token,
+            "run": self._run,
+            "durable": self.job.durable,
+            "root_made": self._root_made,
+        }
+        reader = self._journal.read_fd() if known else -1
+        config["journal"] = [reader, known] if known else None
+        try:
+            self._scanner = spawn("scan", user, (reader,) if known else ())
+        finally:
+            if known:
+                os.close(reader)
+        threading.Thread(
+            target=self._read_scanner, args=(wire.dumps(config),), daemon=True, name="scanner"
+        ).start()
+
+    # --- the scanner --------------------------------------------------------------------------------------
+
+    def _read_scanner(self, config: str) -> None:
+        scanner, problem = self._scanner, ""
+        try:
+            if scanner.stdin is None or scanner.stdout is None:
+                raise wire.ProtocolError("no pipes")  # noqa: TRY301
+            wire.send(scanner.stdin, config)
+            for fields in wire.lines(scanner.stdout):
+                self._heard(fields)
+                if self._cancelled:
+                    break
+        except (OSError, ValueError, IndexError, KeyError, TypeError, wire.ProtocolError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        with self._lock:
+            if not (self._scan_ok or self._cancelled or self._missing or self._refused):
+                words = last_words(scanner) or problem or "no reason given"
+                self._failed(
+                    "lost", "source", [f"the rest of the source: its scanner ended early ({words})"], 1
+                )
+            self._scanned = True
+            self._moved_s = time.monotonic()
+            self._lock.notify_all()
+        end(scanner)
+
+    def _heard(self, fields: list[str]) -> None:
+        kind = fields[0]
+        with self._lock:
+            self._moved_s = time.monotonic()
+            if kind == "making":
+                self._record(("root", ""))
+                self._synced_s = 0.0
+                if self._scanner.stdin is not None:
+                    wire.send(self._scanner.stdin, "go")
+            elif kind == "ready":
+                self._setup = fields[1]
+            elif kind == "missing":
+                self._missing = True
+            elif kind == "refused":
+                side, cause, text = (str(item) for item in wire.loads(fields[1]))
+                path = self.job.source if side == "source" else self.job.destination
+                self._refused = f"{show_path(path)}: {text if cause == 'other' else CAUSES.get(cause, text)}"
+            elif kind == "batch":
+                self._add(_Work(0, "copy", (fields[3], fields[4]), int(fields[1]), fields[3]), int(fields[2]))
+            elif kind == "big":
+                self._tally.entries_total += 1
+                self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], 1)
+            elif kind in self._later:
+                self._tally.entries_total += int(fields[1]) if kind == "links" else 0
+                self._put_aside(kind, int(fields[1]), fields[3], fields[4])
+            elif kind == "special":
+                self._tally.special = self._tally.special.add(1, [_name(wire.loads(fields[3]))])
+            elif kind == "failed":
+                name, _ = (str(item) for item in wire.loads(fields[3]))
+                self._failed(fields[1], fields[2], [name], 1)
+            elif kind == "end":
+                self._scan_ok = True
+            else:
+                raise wire.ProtocolError("unknown kind of line")
+            self._lock.notify_all()
+            limit = max(_QUEUE, _QUEUE_PER_NODE * len(self._nodes))
+            self._lock.wait_for(lambda: len(self._queue) < limit or bool(self._cancelled))
+
+    def _add(self, work: _Work, size: int = 0) -> None:
+        self._number += 1
+        work.number = self._number
+        self._tally.bytes_total += size
+        if work.kind == "copy":
+            self._tally.entries_total += work.entries
+        self._queue.append(work)
+
+    def _add_big(self, count: int, size: int, dirs: str, payload: str, tries: int) -> None:
+        description = wire.loads(payload)
+        have = {int(key): str(value) for key, value in description.pop("have").items()}
+        if not 0 < count < 1 << 30 or any(not _HEX.fullmatch(value) for value in have.values()):
+            raise wire.ProtocolError("a big file is out of bounds")
+        text = wire.dumps(description)
+        digests = [have.get(index) for index in range(count)]
+        big = _Big(text, dirs, digests, tries, left=digests.count(None))
+        self._tally.bytes_total += size
+        for index, digest in enumerate(digests):
+            if digest is None:
+                self._add(_Work(0, "piece", (text, str(index)), 0, dirs, big=big, index=index))
+        if not big.left:
+            self._place(big)
+
+    def _place(self, big: _Big) -> None:
+        self._add(_Work(0, "place", (big.payload, wire.dumps(big.digests)), 1, big.dirs, big=big))
+
+    def _put_aside(self, kind: str, count: int, dirs: str, payload: str) -> None:
+        data = f"{dirs}\t{payload}".encode("ascii")
+        at = self._spool.seek(0, 2)
+        self._spool.write(data)
+        self._later[kind].append((at, len(data), count))
+
+    def _from_spool(self, where: tuple[int, int, int]) -> tuple[str, str, int]:
+        at, length, count = where
+        self._spool.seek(at)
+        dirs, _, payload = self._spool.read(length).decode("ascii").partition("\t")
+        return dirs, payload, count
+
+    # --- handing out --------------------------------------------------------------------------------------
+
+    def take(self, node: str) -> dict[str, Any]:
+        """What `node` is to do next: `{"work": …}`, `{"wait": seconds}` or `{"done": summary}`."""
+        with self._lock:
+            if self._finished() or node not in self._nodes:
+                return {"done": {"proved": self._proved()}}
+            work = None if self._cancelled else self._next()
+            if work is None:
+                if self._finished():
+                    self._lock.notify_all()
+                    return {"done": {"proved": self._proved()}}
+                return {"wait": min(1.0, 0.01 * len(self._nodes))}
+            work.node = node
+            self._outstanding[work.number] = work
+            if work.big:
+                work.big.running += 1
+            self._lock.notify_all()
+            return {
+                "work": {
+                    "id": work.number,
+                    "attempt": work.attempt,
+                    "tag": f"{self._run}.{work.number}.{work.attempt}",
+                    "kind": work.kind,
+                    "fields": list(work.fields),
+                    "setup": self._setup,
+                }
+            }
+
+    def _next(self) -> _Work | None:
+        while True:
+            while self._queue:
+                work = self._queue.popleft()
+                if work.kind == "piece" and work.big and (work.big.failed or work.big.again):
+                    continue
+                return work
+            if _PHASES[self._phase] != "locked" or not self._outstanding:
+                upcoming = next(self._upcoming, None)
+                if upcoming is not None:
+                    self._number += 1
+                    upcoming.number = self._number
+                    return upcoming
+            if self._outstanding or not self._scanned or _PHASES[self._phase] == "end":
+                return None
+            self._phase += 1
+            self._upcoming = self._works(_PHASES[self._phase])
+            if _PHASES[self._phase] == "end":
+                self._complete()
+
+    def _works(self, phase: str) -> Iterator[_Work]:
+        if phase == "link":
+            for where in self._later["links"]:
+                dirs, payload, count = self._from_spool(where)
+                yield _Work(0, "link", (dirs, payload), count, dirs)
+        elif phase == "delete" and "delete" in self.job.flags and self._scan_ok and not self._tally.failed:
+            yield from self._directories("delete", "dirs", "locked")
+        elif phase == "clean" and self._clean:
+            yield _Work(0, "clean", (wire.dumps([""]),), 1)
+            yield from self._directories("clean", "dirs", "locked")
+        elif phase == "finish":
+            yield from self._directories("finish", "dirs")
+        elif phase == "locked":
+            yield from reversed(list(self._directories("finish", "locked")))
+
+    def _directories(self, kind: str, *which: str) -> Iterator[_Work]:
+        for name in which:
+            for where in self._later[name]:
+                dirs, _, count = self._from_spool(where)
+                yield _Work(0, kind, (dirs,), count)
+
+    # --- taking in ----------------------------------------------------------------------------------------
+
+    def report(self, node: str, result: dict[str, Any]) -> None:
+        """Take in what `node` says of a work that it took. What is not expected from it is ignored."""
+        with self._lock:
+            work = self._outstanding.get(result.get("id", -1))
+            if work is None or work.node != node or work.attempt != result.get("attempt"):
+                return
+            self._moved_s = time.monotonic()
+            if "unusable" in result:
+                self._give_up(node, str(result["unusable"])[:200])
+            elif "died" in result:
+                self._died(work, str(result["died"])[:200])
+            else:
+                try:
+                    answer = _Answer(result)
+                except (KeyError, TypeError, ValueError) as error:
+                    self._died(work, f"{type(error).__name__}: {error}")
+                else:
+                    self._accept(work, answer)
+            self._lock.notify_all()
+
+    def _accept(self, work: _Work, answer: _Answer) -> None:
+        del self._outstanding[work.number]
+        tally = self._tally
+        for cause, side, name, _ in answer.failures:
+            self._failed(cause, side, [name], 1)
+        for kind, names in answer.notes.items():
+            tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
+        counted = answer.copied + answer.skipped + len(answer.failures) - answer.uncounted
+        if work.kind in ("copy", "link", "delete", "clean", "finish") and counted != work.entries:
+            self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
+        tally.bytes += answer.bytes
+        tally.by_node[work.node] = tally.by_node.get(work.node, 0) + answer.bytes
+        if work.kind in ("copy", "link", "place"):
+            tally.copied += answer.copied
+            tally.skipped += answer.skipped
+            tally.verified += answer.copied if "metadata-only" not in self.job.flags else 0
+        if work.kind == "delete":
+            tally.deleted = tally.deleted.add(answer.deleted[0], answer.deleted[1])
+        records_: list[tuple[str, str]] = []
+        if answer.proofs:
+            records_.append(("proof", answer.proofs))
+        if work.big is not None:
+            records_ += self._accept_big(work, work.big, answer)
+        self._record(*records_)
+
+    def _accept_big(self, work: _Work, big: _Big, answer: _Answer) -> list[tuple[str, str]]:
+        big.running -= 1
+        journaled = []
+        if answer.failures:
+            big.failed = True
+        elif answer.again:
+            big.again = answer.again
+        elif work.kind == "piece":
+            big.digests[work.index] = answer.digest
+            big.left -= 1
+            journaled.append(("piece", answer.piece))
+            if not big.left and not big.failed and not big.again:
+                self._place(big)
+        if (big.failed or big.again) and not big.running:
+            self._add(_Work(0, "drop", (big.payload,), 0))
+            if big.again and not big.failed:
+                count, size, payload = big.again
+                if big.tries >= _TRIES:
+                    name = _name(wire.loads(payload).get("entry", [""])[0])
+                    self._failed("changed", "source", [name], 1)
+                else:
+                    self._add_big(count, size, big.dirs, payload, big.tries + 1)
+        return journaled
+
+    def _died(self, work: _Work, words: str) -> None:
+        work.deaths += 1
+        if work.deaths < _DEATHS:
+            self._retry(work)
+            return
+        del self._outstanding[work.number]
+        self._clean = True
+        if work.big:
+            work.big.running -= 1
+            work.big.failed = True
+        self._failed("lost", "source", [f"a batch ({words})"], max(1, work.entries))
+
+    def _retry(self, work: _Work) -> None:
+        """Let another copier try; temporary names of the one before are removed at the end."""
+        del self._outstanding[work.number]
+        self._clean = True
+        if work.big:
+            work.big.running -= 1
+        work.attempt += 1
+        self._queue.appendleft(work)
+
+    def _give_up(self, node: str, why: str) -> None:
+        self._nodes.discard(node)
+        for work in [work for work in self._outstanding.values() if work.node == node]:
+            self._retry(work)
+        if not self._nodes and not self._cancelled:
+            self._failed("lost", "source", [f"everything: no node is left to copy ({node}: {why})"], 1)
+            self._cancelled = f"no node is left to copy ({node}: {why})"
+
+    def node_lost(self, node: str) -> None:
+        """`node` will not report any more: others do what it had taken."""
+        with self._lock:
+            if node in self._nodes:
+                self._give_up(node, "lost")
+                self._lock.notify_all()
+
+    def cancel(self, reason: str) -> None:
+        """Hand out nothing more. What is under way may still be reported."""
+        with self._lock:
+            if not self._cancelled and not self._finished():
+                self._cancelled = reason
+                self._scanner.kill()
+                self._lock.notify_all()
+
+    def _failed(self, cause: str, side: str, names: list[str], count: int) -> None:
+        if cause not in CAUSES:
+            cause = "other"
+        side = side if side in ("source", "destination") else "source"
+        tally = self._tally
+        tally.failed += count
+        tally.failures[cause, side] = tally.failures.get((cause, side), Fold()).add(
+            count, [_name(n) for n in names]
+        )
+
+    def _record(self, *items: tuple[str, str]) -> None:
+        if self._journal is None or not items:
+            return
+        try:
+            self._journal.append(*items)
+            now = time.monotonic()
+            if now - self._synced_s > _SYNC_EVERY_S:
+                self._synced_s = now
+                self._journal.sync()
+        except OSError as error:
+            self._journal = None
+            self._tally.notes["journal"] = Fold(1, (str(error),))
+
+    # --- ending -------------------------------------------------------------------------------------------
+
+    def _complete(self) -> None:
+        self._clean = self._clean and bool(self._tally.failed)
+        self._ended_s = time.monotonic()
+        if self._proved():
+            self._record(("done", ""))
+
+    def _finished(self) -> bool:
+        if self._missing or self._refused:
+            return True
+        if self._cancelled:
+            return not self._outstanding
+        return _PHASES[self._phase] == "end"
+
+    def _proved(self) -> bool:
+        return (
+            _PHASES[self._phase] == "end"
+            and self._scan_ok
+            and not self._outstanding
+            and not self._cancelled
+            and not self._tally.failed
+        )
+
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        with self._lock:
+            return self._finished()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something changes, `timeout_s` at most."""
+        with self._lock:
+            self._lock.wait(timeout_s)
+
+    def progress(self) -> Progress:
+        """How far it is."""
+        with self._lock:
+            tally, now = self._tally, time.monotonic()
+            return Progress(
+                scanned=self._scanned,
+                entries_done=tally.copied + tally.skipped + tally.failed,
+                entries_total=tally.entries_total,
+                bytes_done=tally.bytes,
+                bytes_total=tally.bytes_total,
+                failed=tally.failed,
+                seconds=now - self._begun_s,
+                idle_s=now - self._moved_s,
+                bytes_by_node=dict(tally.by_node),
+            )
+
+    def summary(self) -> Summary:
+        """What has come of it by now."""
+        with self._lock:
+            tally = self._tally
+            return Summary(
+                source=self.job.source,
+                destination=self.job.destination,
+                proved=self._proved(),
+                missing=self._missing,
+                refused=self._refused,
+                cancelled=self._cancelled,
+                copied=tally.copied,
+                verified=tally.verified,
+                skipped=tally.skipped,
+                failed=tally.failed,
+                bytes=tally.bytes,
+                seconds=(self._ended_s or time.monotonic()) - self._begun_s,
+                failures=dict(tally.failures),
+                notes=dict(tally.notes),
+                special=tally.special,
+                deleted=tally.deleted,
+            )
+
+    def close(self) -> None:
+        """End the scanner and close the journal. The summary stays."""
+        with self._lock:
+            if not self._finished():
+                self._cancelled = self._cancelled or "closed"
+                self._lock.notify_all()
+            if self._scanner.poll() is None:
+                self._scanner.kill()
+            if self._journal is not None:
+                if not self._clean and not self._outstanding:
+                    self._record(("closed", ""))
+                self._journal.close()
+                self._journal = None
+            self._spool.close()
+
+
+class _Answer:
+    """A copier's answer, every field checked: it comes from a process of the user's."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        """Raises KeyError, TypeError, ValueError."""
+        self.copied, self.skipped, self.bytes = (_count(data[key]) for key in ("copied", "skipped", "bytes"))
+        self.uncounted = _count(data.get("uncounted", 0))
+        self.failures = [
+            [_text(item) for item in failure] for failure in _list(data["failures"], wire.MAX_FAILURES)
+        ]
+        if any(len(failure) != 4 for failure in self.failures):
+            raise ValueError("a failure has four parts")
+        if not isinstance(data["notes"], dict) or len(data["notes"]) > 100:
+            raise TypeError("notes")
+        self.notes = {
+            _text(kind): [_text(name) for name in _list(names, wire.MAX_FAILURES)]
+            for kind, names in data["notes"].items()
+        }
+        self.proofs = _line(data["proofs"])
+        self.digest = _line(data.get("digest", ""))
+        if not _HEX.fullmatch(self.digest):
+            raise ValueError("digest")
+        self.piece = _line(data.get("piece", ""))
+        self.again: tuple[int, int, str] | None = None
+        if "again" in data:
+            count, size, payload = data["again"]
+            self.again = (_count(count), _count(size), _line(payload))
+        deleted, names = data.get("deleted", (0, []))
+        self.deleted = (_count(deleted), [_text(name) for name in _list(names, 100)])
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError("not a count")
+    return value
+
+
+def _list(value: object, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise ValueError("not a list, or too long")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _line(value: object) -> str:
+    text = _text(value)
+    if not text.isascii() or "\n" in text or len(text) > wire.MAX_LINE:
+        raise ValueError("not a line")
+    return text
+
+
+def _name(value: object) -> str:
+    """A name for an example: not longer than a message can be."""
+    text = _text(value)
+    return text if len(text) <= 400 else "…" + text[-400:]

@@ -1,0 +1,91 @@
+"""The record of a transfer: what was handed out, what was proved. Knows nothing of what the texts in it mean.
+
+A file of records, each `length (4 bytes) crc32 (4 bytes) KIND \\t TEXT`, little-endian, appended only.
+Whatever byte it is cut off at, all whole records before count, and the next run goes on behind them.
+
+    header  JSON: version, source, destination, flags, hash, token, boot, durable
+    run     JSON: run number, boot
+    proof   what a copier proved (see `copier`)
+    piece   one piece of a big file that was proved
+    root    the root of the destination was not there before this transfer
+    done    the whole transfer was proved
+    closed  the run has left no temporary names but those of pieces; without it, the next run looks for them
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_HEAD = struct.Struct("<II")
+_MAX = 32 << 20
+
+
+def records(fd: int, length: int | None = None) -> Iterator[tuple[str, str]]:
+    """The whole records of the journal open at `fd`, of its first `length` bytes."""
+    for kind, text, _ in _read(fd, length):
+        yield kind, text
+
+
+def _read(fd: int, length: int | None) -> Iterator[tuple[str, str, int]]:
+    at = 0
+    with open(os.dup(fd), "rb") as stream:
+        stream.seek(0)
+        while len(head := stream.read(_HEAD.size)) == _HEAD.size:
+            size, crc = _HEAD.unpack(head)
+            if size > _MAX or (length is not None and at + _HEAD.size + size > length):
+                return
+            body = stream.read(size)
+            if len(body) != size or zlib.crc32(body) != crc:
+                return
+            at += _HEAD.size + size
+            kind, _, text = body.decode("ascii", "replace").partition("\t")
+            yield kind, text, at
+
+
+class Journal:
+    """A journal open for appending. Not safe for threads: its owner has a lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path`, made if need be, and cut off what a crash left unfinished. Raises OSError."""
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.length = 0
+        for _, _, end in _read(self.fd, None):
+            self.length = end
+        os.ftruncate(self.fd, self.length)
+
+    def append(self, *items: tuple[str, str]) -> None:
+        """Write records. Raises OSError when there is no room for them."""
+        data = bytearray()
+        for kind, text in items:
+            body = f"{kind}\t{text}".encode("ascii")
+            data += _HEAD.pack(len(body), zlib.crc32(body)) + body
+        at = 0
+        while at < len(data):
+            at += os.pwrite(self.fd, data[at:], self.length + at)
+        self.length += len(data)
+
+    def read_fd(self) -> int:
+        """A descriptor that can only read, for a child; the caller closes it. Raises OSError."""
+        return os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def restart(self) -> None:
+        """Forget everything."""
+        os.ftruncate(self.fd, 0)
+        self.length = 0
+
+    def sync(self) -> None:
+        """Make what was appended survive a crash of the machine."""
+        os.fdatasync(self.fd)
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        os.close(self.fd)

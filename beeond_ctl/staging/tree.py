@@ -1,0 +1,145 @@
+"""Directories below one root, opened name by name, never through a symbolic link.
+
+The root itself is opened as the user named it. Whatever lies below is reached with `openat(O_NOFOLLOW)`, so
+that a directory that somebody swaps for a link leads nowhere, and paths longer than PATH_MAX work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from beeond_ctl.staging.causes import StagingError
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEEP = 256
+_EUID = os.geteuid()
+_DEFAULT_ACL = "system.posix_acl_default"
+
+
+class Dir:
+    """An open directory; for a destination also what a new file in it starts with."""
+
+    __slots__ = ("default_acl", "fd", "gid", "made")
+
+    def __init__(self, fd: int, *, made: bool = False) -> None:
+        """`made`: it was not there before."""
+        self.fd = fd
+        self.made = made
+        self.default_acl = False
+        self.gid: int | None = None
+
+
+class Tree:
+    """Open directories by their path relative to the root (`''`), kept until `trim`.
+
+    `make` creates what is missing, with mode 0700, and gives the owner access to what is there: the final
+    mode is set when everything is in. Safe for threads without a lock: two that open the same keep the first
+    one's.
+    """
+
+    def __init__(self, root: str, *, make: bool) -> None:
+        """Open `root`. Raises OSError."""
+        self.make = make
+        self._dirs = {"": Dir(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))}
+        if make:
+            self._prepare(self._dirs[""])
+
+    @property
+    def root(self) -> Dir:
+        """The root."""
+        return self._dirs[""]
+
+    def open(self, path: str) -> Dir:
+        """The directory `path`. Raises OSError, StagingError when something else is in its place."""
+        found = self._dirs.get(path)
+        if found is not None:
+            return found
+        above, rest = path, []
+        while above not in self._dirs:
+            above, _, name = above.rpartition("/")
+            rest.append(name)
+        current, passing = self._dirs[above], False
+        while rest:
+            name = rest.pop()
+            try:
+                following = self._enter(current.fd, name)
+            finally:
+                if passing:
+                    os.close(current.fd)
+            above = f"{above}/{name}" if above else name
+            passing = bool(rest) and len(rest) > 64  # far up in a deep tree: not worth a descriptor
+            if not passing:
+                kept = self._dirs.setdefault(above, following)
+                if kept is not following:
+                    os.close(following.fd)
+                following = kept
+            current = following
+        return current
+
+    def _enter(self, parent: int, name: str) -> Dir:
+        made, tries = False, 0
+        while True:
+            try:
+                found = Dir(os.open(name, _OPEN, dir_fd=parent), made=made)
+                break
+            except FileNotFoundError:
+                tries += 1
+                if not self.make or made or tries > 3:
+                    raise
+                with contextlib.suppress(FileExistsError):  # another copier was first
+                    os.mkdir(name, 0o700, dir_fd=parent)
+                    made = True
+            except PermissionError:
+                if not self.make:
+                    raise
+                found = _unlock(parent, name)
+                break
+            except NotADirectoryError:
+                raise StagingError(
+                    "in-the-way", "not a directory at the destination" if self.make else ""
+                ) from None
+        if self.make:
+            try:
+                self._prepare(found)
+            except BaseException:
+                os.close(found.fd)
+                raise
+        return found
+
+    def _prepare(self, found: Dir) -> None:
+        info = os.fstat(found.fd)
+        if not found.made and info.st_uid == _EUID and info.st_mode & 0o700 != 0o700:
+            os.fchmod(found.fd, stat.S_IMODE(info.st_mode) | 0o700)
+        try:
+            found.default_acl = _DEFAULT_ACL in os.listxattr(found.fd)
+        except OSError:  # a file system without extended attributes, or one that does not show them
+            found.default_acl = False
+
+    def trim(self) -> None:
+        """Close what was not asked for lately, if there is much of it. Nothing may be in use."""
+        surplus = len(self._dirs) - _KEEP
+        if surplus <= 0:
+            return
+        for path in [path for path in self._dirs if path][:surplus]:
+            os.close(self._dirs.pop(path).fd)
+
+    def close(self) -> None:
+        """Close everything."""
+        for found in self._dirs.values():
+            os.close(found.fd)
+        self._dirs.clear()
+
+
+def _unlock(parent: int, name: str) -> Dir:
+    """Open a directory of ours that its own mode keeps us out of."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != _EUID:
+            raise PermissionError(13, "Permission denied")
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(info.st_mode) | 0o700)
+    finally:
+        os.close(fd)
+    return Dir(os.open(name, _OPEN, dir_fd=parent))

@@ -1,0 +1,132 @@
+"""A node's share of a transfer: copier processes that do what a coordinator, wherever it is, hands out.
+
+Knows nothing of how work and results travel: it is given two functions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from beeond_ctl.staging import wire
+from beeond_ctl.staging.spawn import end, last_words, spawn
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from beeond_ctl.staging.transfer import Identity
+
+KINDS = frozenset({"copy", "piece", "place", "drop", "link", "delete", "clean", "finish"})
+"""What a copier can be asked to do."""
+
+Work = dict[str, Any]
+Result = dict[str, Any]
+
+
+def default_processes() -> int:
+    """Copiers that a node runs: one for each processor this process may use, within reason."""
+    return max(1, min(16, len(os.sched_getaffinity(0))))
+
+
+class Copier:
+    """One copier process, restarted when it dies. For one thread."""
+
+    def __init__(self, user: Identity | None) -> None:
+        """Prepare; the process starts with the first work."""
+        self._user = user
+        self._child: subprocess.Popen[bytes] | None = None
+        self._setup = ""
+
+    def run(self, work: Work) -> Result:
+        """Do `work` (one of what `Coordinator.take` hands out) and return the result to report."""
+        result: Result = {"id": work["id"], "attempt": work["attempt"]}
+        try:
+            return {**result, **self._ask(work)}
+        except (OSError, wire.ProtocolError) as error:
+            words = last_words(self._child) if self._child else ""
+            self.close()
+            return {**result, "died": words or str(error)}
+
+    def _ask(self, work: Work) -> Result:
+        if work["kind"] not in KINDS:
+            raise wire.ProtocolError("work of an unknown kind")
+        child = self._child
+        if child is None:
+            child = self._child = spawn("copier", self._user)
+            self._setup = ""
+        if child.stdin is None or child.stdout is None:
+            raise wire.ProtocolError("no pipes")
+        if work["setup"] != self._setup:
+            wire.send(child.stdin, "setup", work["setup"])
+            self._setup = work["setup"]
+        wire.send(child.stdin, work["kind"], work["tag"], *work["fields"])
+        for fields in wire.lines(child.stdout):
+            answer = wire.loads("\t".join(fields))
+            if not isinstance(answer, dict) or answer.get("tag") != work["tag"]:
+                raise wire.ProtocolError("an answer to another question")
+            return answer
+        raise wire.ProtocolError(f"copier ended with status {child.wait()}")
+
+    def kill(self) -> None:
+        """End the process from another thread; whoever waits for it gets a result that says so."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def close(self) -> None:
+        """End the process. It holds nothing that would be lost."""
+        if self._child is not None:
+            end(self._child)
+            self._child = None
+
+
+def serve(
+    take: Callable[[], Work],
+    report: Callable[[Result], None],
+    user: Identity | None,
+    stop: threading.Event,
+    *,
+    processes: int | None = None,
+    pause: Callable[[float], object] | None = None,
+) -> None:
+    """Take work, do it and report it, with `processes` copiers at once, until there is no more or `stop` is
+    set.
+
+    `take` and `report` are called by several threads at once. `stop` kills the copiers at once; what they
+    left is removed when the transfer is resumed. Raises what `take` or `report` raised.
+    """
+    copiers = [Copier(user) for _ in range(processes or default_processes())]
+    errors: list[BaseException] = []
+
+    def loop(copier: Copier) -> None:
+        try:
+            while not stop.is_set():
+                answer = take()
+                if "done" in answer:
+                    return
+                if "wait" in answer:
+                    (pause or stop.wait)(float(answer["wait"]))
+                    continue
+                result = copier.run(answer["work"])
+                if not stop.is_set():
+                    report(result)
+        except BaseException as error:  # noqa: BLE001 (raised again below, in the caller's thread)
+            errors.append(error)
+        finally:
+            copier.close()
+
+    threads = [
+        threading.Thread(target=loop, args=(copier,), daemon=True, name="copier") for copier in copiers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+            if stop.is_set():
+                for copier in copiers:
+                    copier.kill()
+    if errors:
+        raise errors[0]

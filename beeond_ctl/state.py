@@ -1,0 +1,151 @@
+"""A node's state of one instance: a file, replaced atomically before each step that it announces.
+
+Knows nothing of what the steps do. The run directory also holds what the SPANK plugin reads: `env` and `failure`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, TYPE_CHECKING
+
+from beeond_ctl.errors import NodeError
+from beeond_ctl.plan import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PHASES: Final = (
+    "claimed", "preparing", "starting", "mounting", "staging-in", "ready",
+    "staging-out", "unmounting", "stopping", "wiping", "retained", "failed",
+)  # fmt: skip
+
+_VERSION: Final = 1
+
+
+@dataclass(slots=True)
+class State:
+    """What has been, or may have been, done on this node."""
+
+    job: Job
+    nodes: tuple[str, ...]
+    node: str
+    request: str
+    """As `request.encode` made it."""
+    config: dict[str, Any]
+    """The site's configuration when the instance was made: tear-down must not depend on a later edit of it."""
+    phase: str = "claimed"
+    block: int | None = None
+    ran: bool = False
+    proved: bool = False
+    mount: str | None = None
+    """Where the instance is, or is about to be, mounted. What is mounted elsewhere is not ours."""
+    reason: str = ""
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    names: dict[str, Any] = field(default_factory=dict)
+    processes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Service name to pid and start time (clock ticks since boot, proc(5))."""
+
+
+def run_dir(root: str, job_id: int) -> Path:
+    """The run directory of a job."""
+    return Path(root) / "jobs" / str(job_id)
+
+
+def create(root: str, state: State) -> None:
+    """Make the run directory and write the first state.
+
+    Raises NodeError when the directory is there already: another run of the same job was never torn down.
+    """
+    directory = run_dir(root, state.job.job_id)
+    directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        raise NodeError(
+            f"{state.node}: {directory} is left from an earlier run of job {state.job.job_id}; "
+            f"run `beeond-ctl recover {state.job.job_id}` there"
+        ) from None
+    write(root, state)
+
+
+def write(root: str, state: State) -> None:
+    """Replace the state file. A reader, or a crash, sees the old or the new one, never a part."""
+    write_atomically(
+        run_dir(root, state.job.job_id) / "state.json", json.dumps({"version": _VERSION, **asdict(state)})
+    )
+
+
+def read(root: str, job_id: int) -> State | None:
+    """The state of a job on this node; None where there is none. Raises NodeError when it cannot be read."""
+    path = run_dir(root, job_id) / "state.json"
+    try:
+        data = json.loads(path.read_text())
+        if data.pop("version") != _VERSION:
+            raise NodeError(
+                f"{path}: written by another version of beeond-ctl; finish job {job_id} with that version"
+            )
+        data["job"] = Job(**data["job"])
+        data["nodes"] = tuple(data["nodes"])
+        data["processes"] = {name: (pid, start) for name, (pid, start) in data["processes"].items()}
+        return State(**data)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NodeError(
+            f"{path}: cannot be read ({error}); look at the job's targets before anything is wiped"
+        ) from None
+
+
+def read_all(root: str) -> list[State]:
+    """All states on this node, by job id. Unreadable ones are left out."""
+    states = []
+    with suppress(FileNotFoundError):
+        for name in sorted(os.listdir(Path(root) / "jobs")):
+            if name.isdigit():
+                with suppress(NodeError):
+                    state = read(root, int(name))
+                    if state is not None:
+                        states.append(state)
+    return sorted(states, key=lambda state: state.job.job_id)
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace the file at `path` with `text` in one step."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextmanager
+def locked(root: str, job_id: int, what: str) -> Iterator[None]:
+    """Hold the job's lock on this node. Raises NodeError when another process of ours works on the same job."""
+    locks = Path(root) / "locks"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = locks / str(job_id)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NodeError(
+                f"job {job_id}: another beeond-ctl works on it on this node; {what} when it has ended"
+            ) from None
+        yield
+        if not run_dir(root, job_id).exists():
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,428 @@
+"""The product doing its job: real Slurm, real parallel file system, real nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.testbed import CommandError
+from tests.trees import AWKWARD, compare
+
+if TYPE_CHECKING:
+    from tests.testbed import Cluster
+
+pytestmark = pytest.mark.cluster
+
+NODES = ("n1", "n2", "n3")
+CONFIG = """
+[storage]
+kind = "{kind}"
+paths = ["/nvme/beeond"]
+{more}
+[deadlines]
+meet = 12
+start = 15
+stop = 10
+silence = 4
+[staging]
+job_check = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def ready(cluster: Cluster) -> Iterator[None]:
+    """The cluster as a site has it; afterwards no trace of a job, whatever the test did."""
+    cluster.write_config(CONFIG.format(kind="directory", more=""))
+    cluster.wait_idle()
+    yield
+    for node in NODES:
+        left = cluster.run(node, ["ls", "-A", "/nvme/beeond"]).stdout.split()
+        assert left == [], f"{node} keeps {left}"
+
+
+def make_tree(cluster: Cluster, path: str, *, user: str = "alice", files: int = 50) -> None:
+    cluster.run("login", ["rm", "-rf", path])
+    cluster.run("login", ["sh", "-c", AWKWARD, "sh", path, str(files)], user=user)
+
+
+def assert_same(cluster: Cluster, source: str, destination: str) -> None:
+    assert cluster.run("login", compare(source, destination)).stdout == ""
+
+
+def test_a_tree_goes_in_is_seen_everywhere_and_comes_out_the_same(cluster: Cluster) -> None:
+    make_tree(cluster, "/global/alice/tree", files=2000)
+    cluster.run("login", ["rm", "-rf", "/global/alice/back", "/global/alice/made"])
+    before = cluster.snapshots()
+    output = cluster.run_job(
+        "alice",
+        """\
+        #!/bin/sh
+        #SBATCH -N3 --ntasks-per-node=1
+        #SBATCH --beeond
+        #SBATCH --beeond-stage-in=/global/alice/tree:in
+        #SBATCH --beeond-stage-out=in:/global/alice/back
+        #SBATCH --beeond-stage-out=made:/global/alice/made/%j
+        set -e
+        stat -c 'mount %U %a' "$BEEOND"
+        echo "job $BEEOND_JOB_ID nodes $BEEOND_NODES"
+        rsync -aHAXn --checksum --itemize-changes --delete /global/alice/tree/ "$BEEOND/in/"
+        mkdir "$BEEOND/made"
+        srun sh -c 'hostname > "$BEEOND/made/$SLURMD_NODENAME"'
+        srun sh -c 'cat "$BEEOND"/made/* | tr "\\n" " "; echo'
+        """,
+    )
+    jobid = re.search(r"job (\d+) nodes (\S+)", output)
+    assert jobid is not None
+    assert jobid[2] == "n[1-3]"
+    assert output.splitlines() == ["mount alice 700", jobid[0], *["n1 n2 n3 "] * 3]
+    cluster.wait_idle()
+    assert_same(cluster, "/global/alice/tree", "/global/alice/back")
+    listing = cluster.run("login", ["ls", f"/global/alice/made/{jobid[1]}"]).stdout.split()
+    assert listing == ["n1", "n2", "n3"]
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def test_an_image_limits_what_a_job_can_take_and_leaves_nothing(cluster: Cluster) -> None:
+    cluster.write_config(CONFIG.format(kind="image", more=""))
+    before = cluster.snapshots()
+    output = cluster.run_job(
+        "alice",
+        """\
+        #!/bin/sh
+        #SBATCH -N2
+        #SBATCH --beeond=capacity=2GiB
+        df --output=size -B1M "$BEEOND" | tail -1
+        head -c 3G /dev/zero > "$BEEOND/big" 2>/dev/null && echo fits || echo full
+        """,
+    )
+    size, verdict = output.split()
+    assert int(size) <= 2048
+    assert verdict == "full"
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def test_a_job_of_one_node_gets_a_local_directory(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    output = cluster.run_job(
+        "alice",
+        """\
+        #!/bin/sh
+        #SBATCH -N1 --beeond-stage-out=out:/global/alice/one-%x --job-name=solo
+        findmnt -no FSTYPE "$BEEOND"
+        stat -c '%U %a' "$BEEOND"
+        mkdir "$BEEOND/out"; echo hi > "$BEEOND/out/file"
+        """,
+    )
+    assert output.split() == ["xfs", "alice", "700"]
+    cluster.wait_idle()
+    assert cluster.read("login", "/global/alice/one-solo/file") == "hi\n"
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def test_two_users_on_the_same_nodes_neither_collide_nor_see_each_other(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    script = """\
+        #!/bin/sh
+        #SBATCH -N3 -n3 --ntasks-per-node=1 --oversubscribe
+        #SBATCH --beeond --beeond-stage-out=.:/global/{user}/pair
+        srun sh -c 'echo {user} > "$BEEOND/$SLURMD_NODENAME"'
+        touch /global/project/here-{user}
+        for i in $(seq 300); do [ -e /global/project/here-{other} ] && break; sleep 0.1; done
+        ls /mnt/beeond/*/ 2>&1 | grep -c 'Permission denied'
+        [ $(ls -d /mnt/beeond/*/ | wc -l) = 2 ] && echo both
+        """
+    cluster.run("login", ["rm", "-f", "/global/project/here-alice", "/global/project/here-bob"])
+    jobs = {
+        user: cluster.submit(user, script.format(user=user, other=other))
+        for user, other in (("alice", "bob"), ("bob", "alice"))
+    }
+    for user, job in jobs.items():
+        assert cluster.wait_job(job)["JobState"] == "COMPLETED", cluster.job_output(job)
+        assert cluster.job_output(job).split() == ["1", "both"], user
+    cluster.wait_idle()
+    for user in jobs:
+        for node in NODES:
+            assert cluster.read("login", f"/global/{user}/pair/{node}") == f"{user}\n"
+    cluster.run("login", ["rm", "-f", "/global/project/here-alice", "/global/project/here-bob"])
+    cluster.wait_clean(before, timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--beeond=strip-count=4", ["strip-count", "stripe-count"]),
+        ("--beeond-stage-in=/global/alice/x:../up", ["climbs out", ".."]),
+        ("--beeond-stage-in=relative:in", ["absolute"]),
+        ("--beeond=backend=lustre", ["lustre", "glusterfs"]),
+    ],
+)
+def test_a_bad_option_is_refused_at_the_prompt(cluster: Cluster, option: str, words: list[str]) -> None:
+    with pytest.raises(CommandError) as caught:
+        cluster.submit("alice", "#!/bin/sh\ntrue\n", option)
+    for word in words:
+        assert word in caught.value.stderr
+
+
+@pytest.mark.parametrize("case", ["missing", "unreadable", "symlink to unreadable"])
+def test_a_source_that_the_user_cannot_read_fails_the_job_and_drains_nothing(
+    cluster: Cluster, case: str
+) -> None:
+    source = {
+        "missing": "/global/alice/nowhere",
+        "unreadable": "/global/bob/private",
+        "symlink to unreadable": "/global/alice/detour",
+    }[case]
+    cluster.run(
+        "login", ["sh", "-c", "mkdir -p /global/bob/private; echo secret > /global/bob/private/f"], user="bob"
+    )
+    cluster.run("login", ["ln", "-sfn", "/global/bob/private", "/global/alice/detour"], user="alice")
+    before = cluster.snapshots()
+    job = cluster.submit(
+        "alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N2", f"--beeond-stage-in={source}:in"
+    )
+    assert cluster.wait_job(job)["JobState"] == "FAILED"
+    output = cluster.job_output(job)
+    assert source in output
+    assert "beeond" in output
+    assert cluster.run("login", ["test", "-e", "/global/alice/ran"], check=False).returncode == 1
+    cluster.wait_idle()
+    assert all("DRAIN" not in cluster.node_state(node).flags for node in NODES)
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def kept(cluster: Cluster, job: int, nodes: tuple[str, ...]) -> None:
+    """Wait until `nodes` are drained with a reason that names the command for `job`."""
+    for node in nodes:
+        cluster.wait_node(node, {"IDLE", "DRAIN"}, timeout_s=40)
+        assert f"beeond-ctl recover {job} --nodes" in cluster.node_state(node).reason
+
+
+def recover(cluster: Cluster, job: int, *options: str) -> None:
+    done = cluster.run("ctl", ["beeond-ctl", "recover", str(job), *options], check=False, timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover(cluster: Cluster) -> None:
+    make_tree(cluster, "/global/alice/tree", files=30)
+    cluster.run(
+        "login", ["sh", "-c", "rm -rf /global/alice/target; mkdir /global/alice/target"], user="alice"
+    )
+    cluster.readonly("/global/alice/target")
+    try:
+        job = cluster.submit(
+            "alice", '#!/bin/sh\ncp -a /global/alice/tree "$BEEOND/out"\n', "-N3",
+            "--beeond-stage-out=out:/global/alice/target/%x", "--job-name=kept",
+        )  # fmt: skip
+        assert cluster.wait_job(job)["JobState"] == "COMPLETED"
+        kept(cluster, job, NODES)
+        reason = cluster.node_state("n1").reason
+        assert "read-only" in reason.lower()
+        refused = cluster.run("ctl", ["beeond-ctl", "recover", str(job)], check=False, timeout_s=120)
+        assert refused.returncode == 1
+        kept(cluster, job, NODES)
+    finally:
+        cluster.writable("/global/alice/target")
+    recover(cluster, job)
+    cluster.wait_idle()
+    assert_same(cluster, "/global/alice/tree", "/global/alice/target/kept")
+
+
+def test_kept_data_survives_a_reboot_and_can_be_discarded(cluster: Cluster) -> None:
+    cluster.run(
+        "login", ["sh", "-c", "rm -rf /global/alice/target; mkdir /global/alice/target"], user="alice"
+    )
+    cluster.readonly("/global/alice/target")
+    try:
+        jobs = [
+            cluster.submit(
+                "alice", f'#!/bin/sh\nmkdir "$BEEOND/out"; echo {i} > "$BEEOND/out/f"; echo x > /global/alice/end{i}\n',
+                "-N2", "-w", "n[1-2]", f"--beeond-stage-out=out:/global/alice/target/{i}", "--oversubscribe",
+            )
+            for i in range(2)
+        ]  # fmt: skip
+        for job in jobs:
+            cluster.wait_job(job)
+        for job in jobs:
+            states = cluster.run("n1", ["beeond-ctl", "status", str(job), "--json"])
+            assert [found["phase"] for found in json.loads(states.stdout)] == ["retained"]
+        cluster.reboot("n1")
+        states = cluster.run("n1", ["beeond-ctl", "status", str(jobs[0]), "--json"])
+        assert "retained" in json.loads(states.stdout)[0]["phase"]
+    finally:
+        cluster.writable("/global/alice/target")
+    recover(cluster, jobs[0], "--nodes", "n[1-2]")
+    recover(cluster, jobs[1], "--nodes", "n[1-2]", "--discard", "--yes")
+    assert cluster.read("login", "/global/alice/target/0/f") == "0\n"
+    assert cluster.run("login", ["ls", "/global/alice/target"]).stdout.split() == ["0"]
+    for node in ("n1", "n2"):
+        cluster.resume(node)
+    cluster.wait_idle()
+
+
+def test_a_cancelled_job_is_staged_out(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    cluster.run("login", ["rm", "-rf", "/global/alice/cancelled", "/global/alice/begun"])
+    job = cluster.submit(
+        "alice",
+        '#!/bin/sh\nmkdir "$BEEOND/out"; echo 1 > "$BEEOND/out/f"; touch /global/alice/begun; sleep 600\n',
+        "-N2", "--beeond-stage-out=out:/global/alice/cancelled",
+    )  # fmt: skip
+    wait_for(
+        lambda: cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0, 30
+    )
+    cluster.run("login", ["scancel", str(job)], user="alice")
+    assert cluster.wait_job(job)["JobState"] == "CANCELLED"
+    cluster.wait_idle()
+    assert cluster.read("login", "/global/alice/cancelled/f") == "1\n"
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def test_a_job_at_its_time_limit_is_staged_out(cluster: Cluster) -> None:
+    job = cluster.submit(
+        "alice", '#!/bin/sh\nmkdir "$BEEOND/out"; echo 1 > "$BEEOND/out/f"; sleep 600\n',
+        "-N2", "-t", "00:01:00", "--beeond-stage-out=out:/global/alice/timeout",
+    )  # fmt: skip
+    wait_for(lambda: cluster.job(job)["JobState"] == "RUNNING", 30)
+    # The limit is in minutes for a user; root shortens it so that the test does not wait for one.
+    cluster.run("ctl", ["scontrol", "update", f"JobId={job}", "TimeLimit=00:00:05"], check=False)
+    assert cluster.wait_job(job, timeout_s=120)["JobState"] == "TIMEOUT"
+    cluster.wait_idle()
+    assert cluster.read("login", "/global/alice/timeout/f") == "1\n"
+
+
+def test_cancelling_during_stage_in_ends_it_and_leaves_clean_nodes(cluster: Cluster) -> None:
+    cluster.run(
+        "login",
+        ["sh", "-c", "mkdir -p /global/alice/large; for i in 1 2 3 4 5 6; do head -c 300M /dev/urandom > /global/alice/large/$i; done"],
+        user="alice",
+    )  # fmt: skip
+    before = cluster.snapshots()
+    job = cluster.submit("alice", "#!/bin/sh\ntrue\n", "-N3", "--beeond-stage-in=/global/alice/large:in")
+    log = f"/var/log/beeond-ctl/jobs/{job}.jsonl"
+    wait_for(lambda: '"staging-in"' in read_or_empty(cluster, "n1", log), 30)
+    cluster.run("login", ["scancel", str(job)], user="alice")
+    cluster.wait_job(job, timeout_s=60)
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+    events = [json.loads(line) for line in cluster.read("n1", log).splitlines()]
+    assert not any(event.get("phase") == "ready" for event in events)
+    cluster.run("login", ["rm", "-rf", "/global/alice/large"])
+
+
+def test_a_brick_killed_during_the_job_loses_nothing(cluster: Cluster) -> None:
+    cluster.run("login", ["rm", "-rf", "/global/alice/brick", "/global/alice/begun"])
+    job = cluster.submit(
+        "alice",
+        """\
+        #!/bin/sh
+        mkdir "$BEEOND/out"; for i in $(seq 40); do echo $i > "$BEEOND/out/$i"; done
+        touch /global/alice/begun
+        while [ -e /global/alice/begun ]; do sleep 0.1; done
+        """,
+        "-N3", "--beeond-stage-out=out:/global/alice/brick",
+    )  # fmt: skip
+    wait_for(
+        lambda: cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0, 30
+    )
+    cluster.kill("n2", "glusterfsd")
+    cluster.run("login", ["rm", "/global/alice/begun"])
+    cluster.wait_job(job, timeout_s=60)
+    cluster.wait_idle()
+    listing = cluster.run(
+        "login", ["sh", "-c", "cat /global/alice/brick/* | sort -n | tail -1; ls /global/alice/brick | wc -l"]
+    )
+    assert listing.stdout.split() == ["40", "40"]
+
+
+def test_a_node_cut_off_before_the_epilog_keeps_all_data(cluster: Cluster) -> None:
+    cluster.run("login", ["rm", "-rf", "/global/alice/cut", "/global/alice/begun"])
+    job = cluster.submit(
+        "alice",
+        """\
+        #!/bin/sh
+        mkdir "$BEEOND/out"; for i in $(seq 40); do echo $i > "$BEEOND/out/$i"; done
+        touch /global/alice/begun
+        while [ -e /global/alice/begun ]; do sleep 0.1; done
+        """,
+        "-N3", "--beeond-stage-out=out:/global/alice/cut",
+    )  # fmt: skip
+    wait_for(
+        lambda: cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0, 30
+    )
+    cluster.cut("n3")
+    try:
+        cluster.run("login", ["rm", "/global/alice/begun"])
+        kept(cluster, job, ("n1", "n2"))
+    finally:
+        cluster.restore("n3")
+    kept(cluster, job, ("n3",))
+    recover(cluster, job, "--nodes", "n[1-3]")
+    for node in NODES:
+        wait_for(lambda node=node: "DRAIN" not in cluster.node_state(node).flags, 20)  # type: ignore[misc]
+    listing = cluster.run(
+        "login", ["sh", "-c", "cat /global/alice/cut/* | sort -n | tail -1; ls /global/alice/cut | wc -l"]
+    )
+    assert listing.stdout.split() == ["40", "40"]
+
+
+def test_a_node_whose_device_is_unusable_is_drained_with_the_reason_and_no_other(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    cluster.run("n2", ["chmod", "777", "/nvme/beeond"])
+    try:
+        job = cluster.submit("alice", "#!/bin/sh\ntrue\n", "-N3", "--beeond")
+        cluster.wait_node("n2", {"IDLE", "DRAIN"}, timeout_s=40)
+        assert "/nvme/beeond" in cluster.node_state("n2").reason
+        for node in ("n1", "n3"):
+            assert "DRAIN" not in cluster.node_state(node).flags
+        cluster.run("ctl", ["scancel", str(job)])
+    finally:
+        cluster.run("n2", ["chmod", "700", "/nvme/beeond"])
+    wait_for(lambda: "COMPLETING" not in cluster.node_state("n2").flags, 30)
+    cluster.resume("n2")
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+
+
+@pytest.mark.parametrize("phase", ["preparing", "starting", "mounting", "ready"])
+def test_a_prolog_killed_in_any_phase_is_cleaned_up_after(cluster: Cluster, phase: str) -> None:
+    before = cluster.snapshots()
+    cluster.run("n2", ["sh", "-c", f"mkdir -p /run/beeond-ctl; echo {phase} > /run/beeond-ctl/die-in"])
+    job = cluster.submit("alice", "#!/bin/sh\ntrue\n", "-N3", "--beeond")
+    wait_for(
+        lambda: cluster.run("n2", ["test", "-e", "/run/beeond-ctl/die-in"], check=False).returncode == 1, 30
+    )
+    wait_for(lambda: "DRAIN" in cluster.node_state("n2").flags, 40)
+    cluster.run("ctl", ["scancel", str(job)])
+    for node in NODES:
+        wait_for(lambda node=node: "COMPLETING" not in cluster.node_state(node).flags, 40)  # type: ignore[misc]
+    cluster.resume("n2")
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def test_a_job_without_an_instance_is_unaffected(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    output = cluster.run_job(
+        "bob", '#!/bin/sh\necho "[${BEEOND-unset}]"\nls -A /run/beeond-ctl/jobs 2>&1 | wc -l\n'
+    )
+    assert output.split()[0] == "[unset]"
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def read_or_empty(cluster: Cluster, node: str, path: str) -> str:
+    return cluster.run(node, ["cat", path], check=False).stdout
+
+
+def wait_for(condition: object, timeout_s: float) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not come to pass"
+        time.sleep(0.05)
