@@ -36,7 +36,7 @@ _PAUSE_S = 1.0
 _LINGER_MS = 1000
 _MIN_RETRY_S, _MAX_RETRY_S = 0.02, 0.5
 _RETRY_SHARE = 0.25  # of the time waited so far: a late leader is found with little further delay
-_REFUSED_RETRY_S = 1.0  # for a port where somebody else answers, who shall not be bothered
+_STRANGER_RETRY_S = 1.0  # they shall not be bothered
 _EVENTS = (
     zmq.EVENT_CLOSED
     | zmq.EVENT_DISCONNECTED
@@ -59,10 +59,33 @@ class _Request:
 
 @dataclass(slots=True)
 class _Port:
+    """One place where the leader may be.
+
+    Each attempt has a socket of its own: disconnect() on a shared one may cut another, good connection, for libzmq
+    (4.3.5) keeps a pointer to each session that ended by itself, and its memory is used again.
+    """
+
     number: int
     endpoint: str
-    retry_at: float | None = 0.0  # None: connecting or connected
+    retry_at: float = 0.0  # matters while there is no socket
     state: str = "no answer"
+    socket: zmq.Socket[bytes] | None = None
+    monitor: zmq.Socket[bytes] | None = None
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], key: bytes) -> None:
+        self.socket = wire.member_socket(context, key)
+        self.socket.ipv6 = "[" in self.endpoint
+        self.monitor = self.socket.get_monitor_socket(int(_EVENTS))
+        self.monitor.linger = 0
+        self.socket.connect(self.endpoint)
+
+    def close(self, linger_ms: int = 0) -> None:
+        if self.socket is not None:
+            self.socket.disable_monitor()
+            self.socket.close(linger_ms)
+        if self.monitor is not None:
+            self.monitor.close(0)
+        self.socket = self.monitor = None
 
 
 class Member:
@@ -102,17 +125,13 @@ class Member:
 
         # of the thread
         self._candidates: list[_Port] = []
-        self._up = False
+        self._up: zmq.Socket[bytes] | None = None  # what the leader answered on
         self._began = self._heard = self._ticked = time.monotonic()
         self._beat_at = 0.0
         self._broken_since: float | None = None
 
+        self._key = key
         self._context = zmq.Context[zmq.Socket[bytes]]()
-        self._socket = wire.member_socket(self._context, key)
-        self._socket.monitor("inproc://monitor", int(_EVENTS))
-        self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.linger = 0
-        self._monitor.connect("inproc://monitor")
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="rendezvous-member", daemon=True)
         self._thread.start()
@@ -224,20 +243,15 @@ class Member:
         try:
             while not self._closed and not self._candidates:
                 self._resolve()
-            poller = zmq.Poller()
-            poller.register(self._wake, zmq.POLLIN)
-            poller.register(self._monitor, zmq.POLLIN)
-            while not (self._closed and (not self._up or _BYE not in self._outbox)):
+            while not (self._closed and (self._up is None or _BYE not in self._outbox)):
                 self._connect_due()
-                poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
-                poller.poll(self._poll_ms())
+                self._poll()
                 self._step()
         except Exception as error:  # noqa: BLE001  whoever waits must learn of it
             self._finish(PeerError(f"{self.node}: fault in the rendezvous: {one_line(error)}", (self.node,)))
         finally:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(_LINGER_MS)
+            for port in self._candidates:
+                port.close(_LINGER_MS)
             self._context.term()
 
     def _resolve(self) -> None:
@@ -252,71 +266,68 @@ class Member:
         addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
         address = str(addresses[0][4][0])
         self._trouble = ""
-        self._socket.ipv6 = ":" in address
         self._candidates = [_Port(port, wire.host_port(address, port)) for port in self._ports]
 
     def _connect_due(self) -> None:
         now = time.monotonic()
         for port in self._candidates:
-            if port.retry_at is not None and port.retry_at <= now:
-                port.retry_at = None
-                self._disconnect(port)
-                self._socket.connect(port.endpoint)
+            if port.socket is None and port.retry_at <= now:
+                port.open(self._context, self._key)
 
-    def _disconnect(self, port: _Port) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up itself
-            self._socket.disconnect(port.endpoint)
-
-    def _poll_ms(self) -> int:
-        due = [port.retry_at for port in self._candidates if port.retry_at is not None]
-        wait_s = min([*due, self._beat_at if self._up else self._ticked + BEAT_S]) - time.monotonic()
-        return int(max(0.0, min(wait_s, BEAT_S / 4)) * 1000) + 1
+    def _poll(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        due = [self._ticked + BEAT_S / 4]
+        for port in self._candidates:
+            if port.monitor is not None:
+                poller.register(port.monitor, zmq.POLLIN)
+            else:
+                due.append(port.retry_at)
+        if self._up is not None:
+            poller.register(self._up, zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
+            due.append(self._beat_at)
+        poller.poll(max(0, int((min(due) - time.monotonic()) * 1000) + 1))
 
     def _step(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        while self._monitor.poll(0):
-            event, endpoint = self._monitor.recv_multipart()
-            self._event(struct.unpack("=hi", event)[0], endpoint.decode())
-        while self._socket.poll(0, zmq.POLLIN):
-            self._take(self._socket.recv_multipart())
+        while self._up is not None and self._up.poll(0, zmq.POLLIN):
+            self._take(self._up.recv_multipart())
+        for port in list(self._candidates):
+            while port.monitor is not None and port.monitor.poll(0):
+                self._event(port, struct.unpack("=hi", port.monitor.recv_multipart()[0])[0])
         now = time.monotonic()
         self._tick(now)
-        if self._up and now >= self._beat_at:
+        if self._up is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_S
             self._outbox.append(_BEAT)
-        while self._outbox and self._socket.poll(0, zmq.POLLOUT):
-            self._send_next()
+        while self._outbox and self._up is not None and self._up.poll(0, zmq.POLLOUT):
+            self._send_next(self._up)
 
-    def _event(self, event: int, endpoint: str) -> None:
+    def _event(self, port: _Port, event: int) -> None:
         now = time.monotonic()
-        port = next((port for port in self._candidates if port.endpoint == endpoint), None)
-        if port is None:
-            return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected(port)
             return
-        if self._up and event == zmq.EVENT_DISCONNECTED:
-            self._up, self._broken_since = False, now
-        wait_s = min(
-            max(_RETRY_SHARE * (now - (self._broken_since or self._began)), _MIN_RETRY_S), _MAX_RETRY_S
-        )
+        was_up = self._up is not None and self._up is port.socket
+        if was_up:
+            self._up, self._broken_since = None, now
+        since = self._broken_since or self._began
+        wait_s = min(max(_RETRY_SHARE * (now - since), _MIN_RETRY_S), _MAX_RETRY_S)
         if event == zmq.EVENT_CLOSED:
             port.state = "connection refused or no route"
-        elif event != zmq.EVENT_DISCONNECTED:
+        elif not was_up:
             port.state = "somebody else answers: another job's rendezvous, or the site secrets differ"
-            wait_s = _REFUSED_RETRY_S
-        # the longest wait: a failed handshake is also reported as a connection that closed
-        retry_at = now + wait_s * random.uniform(0.75, 1.25)  # noqa: S311  spreads load
-        port.retry_at = max(retry_at, port.retry_at or 0.0)
+            wait_s = _STRANGER_RETRY_S
+        port.retry_at = now + wait_s * random.uniform(0.75, 1.25)  # noqa: S311  spreads load
+        port.close()
 
     def _connected(self, port: _Port) -> None:
         for other in self._candidates:
             if other is not port:
-                self._disconnect(other)
+                other.close()
         self._candidates = [port]  # the leader stays where it is
-        port.retry_at = None
-        self._up, self._broken_since = True, None
+        self._up, self._broken_since = port.socket, None
         self._beat_at = 0.0
         self._heard = time.monotonic()
         with self._changed:
@@ -379,7 +390,7 @@ class Member:
             return
         self._finish(PeerError(f"leader {self._leader} {why}", (self._leader,)))
 
-    def _send_next(self) -> None:
+    def _send_next(self, to: zmq.Socket[bytes]) -> None:
         with self._changed:
             number = self._outbox.popleft()
             if number == _BEAT:
@@ -390,7 +401,7 @@ class Member:
                 data = self._encode(number, self._open[number])
             else:
                 return
-        self._socket.send(data, zmq.NOBLOCK)
+        to.send(data, zmq.NOBLOCK)
 
     def _encode(self, number: int, request: _Request) -> bytes:
         fields = dict(request.fields)

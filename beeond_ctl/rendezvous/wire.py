@@ -136,7 +136,7 @@ def member_socket(context: zmq.Context[zmq.Socket[bytes]], key: bytes) -> zmq.So
     """An unconnected DEALER that sends to nobody but a leader with the same key.
 
     IMMEDIATE: a message is queued only on a connection whose handshake has succeeded (libzmq >= 4.3.3,
-    measured), so it may be connected to ports of which some belong to others. It never reconnects by itself:
+    measured), so it may be connected to a port that belongs to somebody else. It never reconnects by itself:
     libzmq would try again 1000/RECONNECT_IVL times a second where a connection is accepted and then refused,
     and never where the other side is not ZeroMQ (both measured with 4.3.5).
     """

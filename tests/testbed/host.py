@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -215,7 +216,8 @@ def run_inside(
         try:
             running.wait(timeout_s)
         except BaseException as error:
-            os.killpg(running.pid, signal.SIGKILL)  # nsenter and what it forked
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)  # nsenter and what it forked
             running.wait()
             if isinstance(error, subprocess.TimeoutExpired):
                 seen = (_text(out) + _text(err))[-500:]

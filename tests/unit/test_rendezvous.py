@@ -34,6 +34,7 @@ KEY = derive(b"s" * 32, "rendezvous 7 0 prolog")
 OTHER_JOB = derive(b"s" * 32, "rendezvous 8 0 prolog")
 LONG_S = 20.0  # a deadline that no test reaches: what shall happen at once happens long before
 AT_ONCE_S = 3.0
+AT_ONCE_MS = 3000
 N3 = ["n1", "n2", "n3"]
 
 
@@ -48,14 +49,14 @@ def ports() -> list[int]:
     return free_ports(2)
 
 
-def start(function: Callable[[], Result]) -> Future[Result]:
-    """Run `function` in a thread of its own; its result or exception is the future's."""
+def start(function: Callable[..., Result], *arguments: Any, **options: Any) -> Future[Result]:
+    """Call `function` in a thread of its own; its result or exception is the future's."""
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
-            future.set_result(function())
-        except BaseException as error:
+            future.set_result(function(*arguments, **options))
+        except BaseException as error:  # noqa: BLE001  it belongs to who waits for the future
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -151,7 +152,7 @@ def test_all_nodes_meet_and_each_gets_what_the_leader_made_of_all_reports(ports:
         return {"order": list(reports), "from": [report["from"] for report in reports.values()]}
 
     with Leader(KEY, N3, ports, combine={"hello": combine}), at_once():
-        futures = [start(lambda node=node: come(node, ports, "hello", "bye")) for node in reversed(N3)]
+        futures = [start(come, node, ports, "hello", "bye") for node in reversed(N3)]
         for future in futures:
             assert future.result(LONG_S) == [{"order": N3, "from": N3}, {}]
 
@@ -172,14 +173,14 @@ def test_nobody_passes_a_point_before_the_last_has_come(ports: list[int]) -> Non
                 events.append((point, "passes"))
 
     with Leader(KEY, N3, ports):
-        for future in [start(lambda node=node: run(node)) for node in N3]:
+        for future in [start(run, node) for node in N3]:
             future.result(LONG_S)
     for point in map(str, range(30)):
         assert [what for where, what in events if where == point] == ["comes"] * 3 + ["passes"] * 3
 
 
 def test_a_leader_that_comes_late_is_found(ports: list[int]) -> None:
-    futures = [start(lambda node=node: come(node, ports, "hello")) for node in N3]
+    futures = [start(come, node, ports, "hello") for node in N3]
     with pytest.raises(TimeoutError):
         futures[0].result(0.3)
     with at_once(), Leader(KEY, N3, ports):
@@ -190,7 +191,7 @@ def test_a_leader_that_comes_late_is_found(ports: list[int]) -> None:
 def test_members_get_the_last_answer_although_the_leader_leaves_at_once() -> None:
     for _ in range(10):
         ports = free_ports(1)
-        others = [start(lambda node=node, ports=ports: come(node, ports, "end")) for node in N3[1:]]
+        others = [start(come, node, ports, "end") for node in N3[1:]]
         with Leader(KEY, N3, ports):
             come("n1", ports, "end")
         for other in others:
@@ -200,7 +201,7 @@ def test_members_get_the_last_answer_although_the_leader_leaves_at_once() -> Non
 def test_two_hundred_nodes_meet() -> None:
     nodes, ports = [f"n{number}" for number in range(1, 201)], free_ports(1)
     with Leader(KEY, nodes, ports, combine={"hello": lambda reports: {"nodes": len(reports)}}):
-        futures = [start(lambda node=node: come(node, ports, "hello", "again")) for node in nodes]
+        futures = [start(come, node, ports, "hello", "again") for node in nodes]
         for future in futures:
             assert future.result(LONG_S) == [{"nodes": 200}, {}]
 
@@ -231,7 +232,7 @@ def test_nodes_that_do_not_come_are_named_at_the_deadline(ports: list[int]) -> N
     handlers: dict[str, Any] = {"q": lambda *_: {}}
     with Leader(KEY, nodes, ports, handlers=handlers), member("n4", ports) as n4:
         n4.ask("q", {}, LONG_S)
-        error = failure(start(lambda: come("n1", ports, "services", timeout_s=0.5)))
+        error = failure(start(come, "n1", ports, "services", timeout_s=0.5))
         assert sorted(error.nodes) == ["n2", "n3", "n4"]
         assert "n[2-4] did not come to 'services'" in str(error)
         assert "n[2-3] never reached n1" in str(error)
@@ -240,8 +241,8 @@ def test_nodes_that_do_not_come_are_named_at_the_deadline(ports: list[int]) -> N
 
 def test_the_earliest_deadline_counts_and_ends_it_for_all(ports: list[int]) -> None:
     with Leader(KEY, N3, ports), at_once():
-        patient = start(lambda: come("n1", ports, "p", timeout_s=LONG_S))
-        hasty = start(lambda: come("n2", ports, "p", timeout_s=0.3))
+        patient = start(come, "n1", ports, "p", timeout_s=LONG_S)
+        hasty = start(come, "n2", ports, "p", timeout_s=0.3)
         assert failure(patient).nodes == failure(hasty).nodes == ("n3",)
 
 
@@ -250,12 +251,12 @@ def test_a_failure_is_told_to_all_at_once_and_to_those_who_come_later(
     ports: list[int], *, user_fault: bool
 ) -> None:
     with at_once(), Leader(KEY, N3, ports, late_s=0.0):
-        waiting = start(lambda: come("n1", ports, "mount"))
+        waiting = start(come, "n1", ports, "mount")
         with member("n2", ports) as n2:
             n2.fail("/dev/nvme0n1 is dead", user_fault=user_fault)
             with pytest.raises(PeerError):
                 n2.check()
-        late = start(lambda: come("n3", ports, "hello"))
+        late = start(come, "n3", ports, "hello")
         for future in (waiting, late):
             error = failure(future)
             assert (str(error), error.nodes) == ("n2: /dev/nvme0n1 is dead", ("n2",))
@@ -270,7 +271,7 @@ def test_a_failing_leader_waits_for_those_who_have_not_come_yet_to_tell_them(por
     with at_once():
         leader = start(lead)
         for node in ("n2", "n3"):
-            assert failure(start(lambda node=node: come(node, ports, "hello"))).nodes == ("n1",)
+            assert failure(start(come, node, ports, "hello")).nodes == ("n1",)
         leader.result(LONG_S)
 
 
@@ -295,7 +296,7 @@ def test_leaving_by_an_exception_tells_the_others(
     ports: list[int], fault: Exception, *, user_fault: bool
 ) -> None:
     with Leader(KEY, N3, ports, late_s=0.0):
-        waiting = start(lambda: come("n1", ports, "mount"))
+        waiting = start(come, "n1", ports, "mount")
         with pytest.raises(type(fault)), member("n2", ports):
             raise fault
         error = failure(waiting)
@@ -305,7 +306,7 @@ def test_leaving_by_an_exception_tells_the_others(
 
 def test_a_node_that_leaves_before_a_point_is_named(ports: list[int]) -> None:
     with Leader(KEY, N3, ports), at_once():
-        before, after = (start(lambda node=node: come(node, ports, "a", "b")) for node in ("n1", "n3"))
+        before, after = (start(come, node, ports, "a", "b") for node in ("n1", "n3"))
         come("n2", ports, "a")
         for future in (before, after):
             assert failure(future).nodes == ("n2",)
@@ -313,8 +314,8 @@ def test_a_node_that_leaves_before_a_point_is_named(ports: list[int]) -> None:
 
 def test_a_leader_that_leaves_too_early_is_named(ports: list[int]) -> None:
     with Leader(KEY, N3, ports):
-        waiting = start(lambda: come("n2", ports, "hello", "later"))
-        third = start(lambda: come("n3", ports, "hello", "later"))
+        waiting = start(come, "n2", ports, "hello", "later")
+        third = start(come, "n3", ports, "hello", "later")
         come("n1", ports, "hello")
     for future in (waiting, third):
         assert failure(future).nodes == ("n1",)
@@ -325,7 +326,7 @@ def test_a_fault_in_the_leaders_own_step_is_told_with_its_name(ports: list[int])
         raise RuntimeError("no port\nis free")
 
     with Leader(KEY, N3, ports, combine={"hello": combine}):
-        futures = [start(lambda node=node: come(node, ports, "hello")) for node in N3]
+        futures = [start(come, node, ports, "hello") for node in N3]
         for future in futures:
             error = failure(future)
             assert str(error) == "n1: at 'hello': RuntimeError: no port is free"
@@ -337,7 +338,7 @@ def test_the_leaders_step_can_name_the_culprit(ports: list[int]) -> None:
         raise PeerError("n3 has another plan", ("n3",), user_fault=True)
 
     with Leader(KEY, N3, ports, combine={"hello": combine}):
-        futures = [start(lambda node=node: come(node, ports, "hello")) for node in N3]
+        futures = [start(come, node, ports, "hello") for node in N3]
         for future in futures:
             error = failure(future)
             assert (str(error), error.nodes, error.user_fault) == ("n3 has another plan", ("n3",), True)
@@ -363,9 +364,9 @@ def test_a_leader_whose_name_has_no_address_is_named(monkeypatch: pytest.MonkeyP
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    with at_once(), Member(KEY, "n2", "n1.invalid", [1]) as me:
-        with pytest.raises(PeerError, match="cannot be resolved"):
-            me.meet("hello", {}, 0.2)
+    unresolved = pytest.raises(PeerError, match="cannot be resolved")
+    with at_once(), Member(KEY, "n2", "n1.invalid", [1]) as me, unresolved:
+        me.meet("hello", {}, 0.2)
 
 
 # Processes that die or freeze
@@ -373,7 +374,7 @@ def test_a_leader_whose_name_has_no_address_is_named(monkeypatch: pytest.MonkeyP
 
 def test_a_killed_leader_is_named_by_its_members(ports: list[int]) -> None:
     with Process("leader", "n1", "hello,later", ports, 10) as leader:
-        others = [start(lambda node=node: come(node, ports, "hello", "later")) for node in N3[1:]]
+        others = [start(come, node, ports, "hello", "later") for node in N3[1:]]
         assert [leader.line(), leader.line()] == ["serves", "met hello"]
         leader.signal(signal.SIGKILL)
         began = time.monotonic()
@@ -391,7 +392,7 @@ def test_a_frozen_leader_is_named_by_its_members(ports: list[int]) -> None:
             me.meet("later", {}, LONG_S)
 
     with Process("leader", "n1", "hello,later", ports, 10) as leader:
-        others = [start(lambda node=node: others_come(node)) for node in N3[1:]]
+        others = [start(others_come, node) for node in N3[1:]]
         assert [leader.line(), leader.line()] == ["serves", "met hello"]
         leader.signal(signal.SIGSTOP)
         began = time.monotonic()
@@ -411,7 +412,7 @@ def test_a_frozen_or_killed_node_is_named_although_nobody_waits_for_it_yet(
         Leader(KEY, N3, ports, silence_s=silence_s, farewell_s=0.2),
         Process("stay", "n2", "hello", ports, 10) as n2,
     ):
-        others = [start(lambda node=node: come(node, ports, "hello", "later")) for node in ("n1", "n3")]
+        others = [start(come, node, ports, "hello", "later") for node in ("n1", "n3")]
         assert n2.line() == "met hello"
         n2.signal(how)
         began = time.monotonic()
@@ -425,14 +426,14 @@ def test_a_frozen_or_killed_node_is_named_although_nobody_waits_for_it_yet(
 def test_a_leader_that_was_frozen_itself_blames_nobody(ports: list[int]) -> None:
     with Process("leader", "n1", "hello,later", ports, 1) as leader, ExitStack() as stack:
         others = [stack.enter_context(member(node, ports, silence_s=LONG_S)) for node in N3[1:]]
-        hellos = [start(lambda me=me: me.meet("hello", {}, LONG_S)) for me in others]
+        hellos = [start(me.meet, "hello", {}, LONG_S) for me in others]
         assert [leader.line(), leader.line()] == ["serves", "met hello"]
         for hello in hellos:
             hello.result(LONG_S)
         leader.signal(signal.SIGSTOP)
         time.sleep(2.5)  # longer than anybody may be silent
         leader.signal(signal.SIGCONT)
-        laters = [start(lambda me=me: me.meet("later", {}, LONG_S)) for me in others]
+        laters = [start(me.meet, "later", {}, LONG_S) for me in others]
         for later in laters:
             later.result(LONG_S)
         assert leader.line() == "met later"
@@ -451,7 +452,7 @@ def test_a_tolerated_loss_lets_the_others_go_on_without_the_node(ports: list[int
         Process("stay", "n2", "hello,alone", ports, 30) as n2,
     ):
         leader.on_lost(tolerate)
-        others = [start(lambda node=node: come(node, ports, "hello", "later")) for node in ("n1", "n3")]
+        others = [start(come, node, ports, "hello", "later") for node in ("n1", "n3")]
         assert n2.line() == "met hello"
         n2.signal(signal.SIGSTOP)
         for other in others:
@@ -469,7 +470,7 @@ def test_a_meeting_works_beside_another_jobs_on_the_same_candidate_ports() -> No
     one = ["n1"]
     with Leader(OTHER_JOB, one, ports) as first, Leader(KEY, N3, ports) as second, at_once():
         assert [first.port, second.port] == ports[:2]
-        futures = [start(lambda node=node: come(node, ports, "hello")) for node in N3]
+        futures = [start(come, node, ports, "hello") for node in N3]
         with Member(OTHER_JOB, "n1", HOST, ports) as other:
             other.meet("hello", {}, LONG_S)
             for future in futures:
@@ -481,14 +482,14 @@ def test_a_port_that_was_another_jobs_when_a_member_tried_it_is_tried_again(port
     with Leader(OTHER_JOB, ["n1"], ports[:1]), member("n1", ports[:1]) as me:
         with pytest.raises(PeerError, match="somebody else answers"):
             me.meet("early", {}, 0.5)
-        waiting = start(lambda: come("n1", ports[:1], "hello"))
+        waiting = start(come, "n1", ports[:1], "hello")
     with Leader(KEY, ["n1"], ports[:1]), at_once():
         waiting.result(LONG_S)
 
 
 def test_a_port_where_no_rendezvous_answered_is_tried_again(ports: list[int]) -> None:
     with socket.create_server((HOST, ports[0])) as server:
-        waiting = start(lambda: come("n1", ports, "hello"))
+        waiting = start(come, "n1", ports, "hello")
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" * 20)
@@ -497,9 +498,9 @@ def test_a_port_where_no_rendezvous_answered_is_tried_again(ports: list[int]) ->
 
 
 def test_no_free_port_is_a_fault_of_the_node(ports: list[int]) -> None:
-    with Leader(OTHER_JOB, ["n1"], ports), Leader(OTHER_JOB, ["n1"], ports):
-        with pytest.raises(NodeError, match=str(ports[1])):
-            Leader(KEY, N3, ports)
+    taken = pytest.raises(NodeError, match=str(ports[1]))
+    with Leader(OTHER_JOB, ["n1"], ports), Leader(OTHER_JOB, ["n1"], ports), taken:
+        Leader(KEY, N3, ports)
 
 
 @pytest.mark.parametrize(
@@ -513,8 +514,8 @@ def test_no_free_port_is_a_fault_of_the_node(ports: list[int]) -> None:
 )
 def test_who_has_another_key_never_gets_in_and_disturbs_nobody(ports: list[int], key: bytes) -> None:
     with Leader(KEY, N3, ports), Member(key, "n2", HOST, ports, leader="n1") as stranger:
-        refused = start(lambda: stranger.meet("hello", {"from": "stranger"}, 0.8))
-        futures = [start(lambda node=node: come(node, ports, "hello")) for node in N3[:2]]
+        refused = start(stranger.meet, "hello", {"from": "stranger"}, 0.8)
+        futures = [start(come, node, ports, "hello") for node in N3[:2]]
         assert failure(refused).nodes == ("n1",)
         assert not any(future.done() for future in futures)
         come("n3", ports, "hello")
@@ -528,7 +529,7 @@ def test_knowing_the_leaders_public_key_is_not_enough(ports: list[int]) -> None:
             stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
             with stranger.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)) as monitor:
                 stranger.connect(wire.host_port(HOST, leader.port))
-                assert monitor.poll(AT_ONCE_S * 1000)
+                assert monitor.poll(AT_ONCE_MS)
             with pytest.raises(zmq.Again):
                 stranger.send(b"{}", zmq.NOBLOCK)
             stranger.disable_monitor()
@@ -544,21 +545,22 @@ def test_zeromq_without_our_encryption_never_gets_in(ports: list[int], mechanism
                 stranger.plain_username, stranger.plain_password = b"root", b"root"
             with stranger.get_monitor_socket(int(zmq.EVENT_DISCONNECTED)) as monitor:
                 stranger.connect(wire.host_port(HOST, leader.port))
-                assert monitor.poll(AT_ONCE_S * 1000)
+                assert monitor.poll(AT_ONCE_MS)
             with pytest.raises(zmq.Again):
                 stranger.send(b"{}", zmq.NOBLOCK)
             stranger.disable_monitor()
         come("n1", ports, "hello")
 
 
+SIGNATURE = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"  # how ZMTP (https://rfc.zeromq.org/spec/23/) begins
 HOSTILE = [
     b"GET / HTTP/1.0\r\n\r\n",
     bytes(4096),
     b"\xff" * 100_000,
-    b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f",  # a ZMTP signature, then silence
-    b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00CURVE" + bytes(15) + b"\x00" + bytes(31) + b"\x04\xc8" + bytes(200),
-    b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31) + b"\x06" + b"\xff" * 8,
-]  # fmt: skip
+    SIGNATURE,
+    SIGNATURE + b"\x03\x00CURVE" + bytes(15 + 32) + b"\x04\xc8" + bytes(200),
+    SIGNATURE + b"\x03\x00NULL" + bytes(16 + 32) + b"\x06" + b"\xff" * 8,
+]
 
 
 def test_hostile_bytes_at_the_port_do_no_harm(ports: list[int]) -> None:
@@ -567,9 +569,42 @@ def test_hostile_bytes_at_the_port_do_no_harm(ports: list[int]) -> None:
             connection = stack.enter_context(socket.create_connection((HOST, leader.port)))
             with contextlib.suppress(OSError):  # it may be cut off in the middle
                 connection.sendall(data)
-        futures = [start(lambda node=node: come(node, ports, "hello", "bye")) for node in N3]
+        futures = [start(come, node, ports, "hello", "bye") for node in N3]
         for future in futures:
             assert future.result(LONG_S) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"\x01\x00",
+        SIGNATURE + b"\x00\x06\x00\x00",
+        SIGNATURE + b"\x01\x06\x00\x00",
+        SIGNATURE
+        + b"\x03\x00NULL"
+        + bytes(16 + 32)
+        + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER",
+    ],
+    ids=["ZMTP 1 unversioned", "ZMTP 1", "ZMTP 2", "ZMTP 3 unencrypted"],
+)
+def test_a_false_leader_learns_nothing_and_is_not_believed(ports: list[int], greeting: bytes) -> None:
+    heard = bytearray()
+
+    def pretend(server: socket.socket) -> None:
+        connection, _ = server.accept()  # the member did come
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(greeting)
+            while data := connection.recv(65536):
+                heard.extend(data)
+
+    with socket.create_server((HOST, ports[0])) as server, member("n2", ports) as me:
+        pretending = start(pretend, server)
+        with pytest.raises(PeerError, match="was not reached"):
+            me.meet("hello", {"report": "confidential"}, 0.5)
+        me.close()
+        pretending.result(LONG_S)
+    assert b"confidential" not in heard
+    assert b"hello" not in heard
 
 
 def hello(**changes: Any) -> bytes:
@@ -605,10 +640,10 @@ def test_a_malformed_message_of_a_peer_ends_the_meeting_and_says_whose(
     ports: list[int], data: bytes, why: str
 ) -> None:
     with Leader(KEY, N3, ports, late_s=0.0, farewell_s=0.1) as leader, at_once():
-        waiting = start(lambda: come("n1", ports, "a"))
+        waiting = start(come, "n1", ports, "a")
         with zmq.Context[zmq.Socket[bytes]]() as context, wire.member_socket(context, KEY) as peer:
             peer.connect(wire.host_port(HOST, leader.port))
-            assert peer.poll(AT_ONCE_S * 1000, zmq.POLLOUT)
+            assert peer.poll(AT_ONCE_MS, zmq.POLLOUT)
             peer.send(wire.encode("beat", node="n2", run="0", last=0, open=[]))
             peer.send(data)
             error = failure(waiting)
@@ -622,8 +657,8 @@ def test_a_malformed_message_of_the_leader_is_the_leaders_fault(ports: list[int]
     with zmq.Context[zmq.Socket[bytes]]() as context, wire.leader_socket(context, KEY, b"x") as leader:
         leader.zap_enforce_domain = False
         leader.bind(wire.host_port(HOST, ports[0]))
-        waiting = start(lambda: come("n2", ports, "a"))
-        assert leader.poll(AT_ONCE_S * 1000)
+        waiting = start(come, "n2", ports, "a")
+        assert leader.poll(AT_ONCE_MS)
         leader.send_multipart([leader.recv_multipart()[0], b'{"v":2}'])
         error = failure(waiting)
         assert error.nodes == ("n1",)
@@ -632,7 +667,7 @@ def test_a_malformed_message_of_the_leader_is_the_leaders_fault(ports: list[int]
 
 def test_two_processes_of_one_node_are_noticed(ports: list[int]) -> None:
     with Leader(KEY, N3, ports, late_s=0.0), member("n2", ports) as first, member("n2", ports) as second:
-        futures = [start(lambda me=me: me.meet("hello", {}, LONG_S)) for me in (first, second)]
+        futures = [start(me.meet, "hello", {}, LONG_S) for me in (first, second)]
         for future in futures:
             assert "n2 came twice" in str(failure(future))
 
@@ -679,7 +714,7 @@ def test_many_threads_of_many_nodes_ask_at_the_same_time(ports: list[int]) -> No
             return {"work": queued.pop() if queued else None, "node": node, "thread": payload["thread"]}
 
     def work(me: Member, thread: int) -> list[int]:
-        done = []
+        done: list[int] = []
         while True:
             answer = me.ask("take", {"thread": thread}, LONG_S)
             assert (answer["node"], answer["thread"]) == (me.node, thread)
@@ -689,9 +724,7 @@ def test_many_threads_of_many_nodes_ask_at_the_same_time(ports: list[int]) -> No
 
     with Leader(KEY, N3, ports, handlers={"take": take}), ExitStack() as stack:
         members = [stack.enter_context(member(node, ports)) for node in N3]
-        futures = [
-            start(lambda me=me, thread=thread: work(me, thread)) for me in members for thread in range(4)
-        ]
+        futures = [start(work, me, thread) for me in members for thread in range(4)]
         done = [item for future in futures for item in future.result(LONG_S)]
     assert sorted(done) == list(range(600))
 
@@ -736,7 +769,7 @@ def test_slow_handlers_hold_up_no_barrier(ports: list[int]) -> None:
 
     handlers: dict[str, Any] = {"slow": slow}
     with Leader(KEY, ["n1"], ports, handlers=handlers), member("n1", ports) as me:
-        slow_ones = [start(lambda: me.ask("slow", {}, LONG_S)) for _ in range(6)]
+        slow_ones = [start(me.ask, "slow", {}, LONG_S) for _ in range(6)]
         with at_once():
             me.meet("hello", {}, LONG_S)
         release.set()
@@ -772,8 +805,8 @@ class Proxy:
                 near, _ = self._server.accept()
                 far = socket.create_connection((HOST, self._target))
                 self._sockets += [near, far]
-                start(lambda near=near, far=far: self._copy(near, far))
-                start(lambda near=near, far=far: self._copy(far, near))
+                start(self._copy, near, far)
+                start(self._copy, far, near)
 
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -808,17 +841,18 @@ def test_a_connection_that_breaks_again_and_again_loses_and_repeats_nothing(port
     with (
         Leader(KEY, ["n1"], ports, handlers={"take": take}) as leader,
         contextlib.closing(Proxy(leader.port)) as proxy,
+        member("n1", [proxy.port]) as me,
     ):
-        with member("n1", [proxy.port]) as me:
-            asking = start(lambda: ask_all(me))
-            cuts = 0
-            while not asking.done():
-                before = len(asked)
-                until(lambda before=before: asking.done() or len(asked) > before + 7, "progress")
-                proxy.cut()
-                cuts += 1
-            asking.result(LONG_S)
-            me.meet("end", {}, LONG_S)
+        asking = start(ask_all, me)
+        cuts = 0
+        while not asking.done():
+            enough = len(asked) + 7
+            while len(asked) < enough and not asking.done():
+                time.sleep(0.001)
+            proxy.cut()
+            cuts += 1
+        asking.result(LONG_S)
+        me.meet("end", {}, LONG_S)
     assert asked == list(range(60))
     assert cuts > 3
 
@@ -844,7 +878,7 @@ def test_closing_never_hangs_without_the_other_side(ports: list[int]) -> None:
 def test_a_frozen_member_delays_the_leaders_end_by_no_more_than_agreed(ports: list[int]) -> None:
     with Process("stay", "n2", "hello", ports, 60) as n2:
         with Leader(KEY, N3, ports, farewell_s=0.5):
-            others = [start(lambda node=node: come(node, ports, "hello")) for node in ("n1", "n3")]
+            others = [start(come, node, ports, "hello") for node in ("n1", "n3")]
             assert n2.line() == "met hello"
             for other in others:
                 other.result(LONG_S)
