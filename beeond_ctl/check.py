@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PLUGIN: Final = "beeond.so"
-_MARK: Final = rb"beeond-ctl SPANK plugin for Slurm ([0-9.]+)"
+_MARK: Final = rb"beeond-ctl SPANK plugin for Slurm 0x([0-9a-f]{2,4})([0-9a-f]{2})([0-9a-f]{2})\0"
 """Compiled into the plugin, so that a build for another release is seen before Slurm refuses to load it."""
 
 
@@ -65,7 +65,11 @@ def _secret(config: SiteConfig) -> Iterator[Finding]:
 
 def _storage(config: SiteConfig) -> Iterator[Finding]:
     for path in config.storage.paths:
-        status = os.lstat(path)
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            yield Finding("storage", "fail", f"{path} is not there; make it on the node's NVMe file system")
+            continue
         if not stat.S_ISDIR(status.st_mode):
             yield Finding(
                 "storage", "fail", f"{path} is not a directory; make it on the node's NVMe file system"
@@ -170,9 +174,9 @@ def _timeout(name: str, values: dict[str, str], needed_s: float, otherwise: str)
 
 
 def _plugin(values: dict[str, str]) -> Iterator[Finding]:
-    paths = list(
-        plugins(Path(values.get("PlugStackConfig", "/etc/slurm/plugstack.conf")), values.get("PluginDir", ""))
-    )
+    named = values.get("PlugStackConfig", "(null)")
+    beside = Path(values.get("SLURM_CONF", "/etc/slurm/slurm.conf")).with_name("plugstack.conf")
+    paths = list(plugins(beside if named == "(null)" else Path(named), values.get("PluginDir", "")))
     if not paths:
         yield Finding(
             "SPANK plugin",
@@ -187,7 +191,7 @@ def _plugin(values: dict[str, str]) -> Iterator[Finding]:
             continue
         built = re.search(_MARK, path.read_bytes())
         runs = values.get("SLURM_VERSION", "?")
-        release = built[1].decode() if built else "unknown"
+        release = "{}.{:02}.{}".format(*(int(part, 16) for part in built.groups())) if built else "unknown"
         if built is None or release.split(".")[:2] != runs.split(".")[:2]:
             yield Finding(
                 "SPANK plugin", "fail", f"{path} is built for Slurm {release}, this is {runs}; build it again"

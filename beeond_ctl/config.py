@@ -10,7 +10,15 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from beeond_ctl.errors import ConfigError
 from beeond_ctl.units import parse_size
@@ -76,8 +84,8 @@ class Storage(_Section):
 
     kind: Literal["directory", "image"] = Field(
         "directory",
-        description="directory: a directory per job on an existing file system. image: a sparse file per job, with a "
-        "file system of its own, which limits what the job can take",
+        description="directory: a directory per job on an existing file system. image: a file of fixed size "
+        "per job, with a file system in it, which limits what the job can take",
     )
     paths: Annotated[list[OwnDirectory], Field(min_length=1, max_length=12)] = Field(
         ["/nvme/beeond"],
@@ -85,7 +93,7 @@ class Storage(_Section):
     )
     capacity: Size | None = Field(
         None,
-        description="size of an image where the user asks for none; default: 90 % of what is free when the job starts",
+        description="size of each image where the user asks for none; default: 90 % of what is free when the job starts",
     )
     wipe: Literal["delete", "discard", "zero"] = Field(
         "delete",
@@ -119,8 +127,10 @@ class Network(_Section):
 class Backend(_Section):
     """Which file systems there are."""
 
-    default: Literal["glusterfs", "local"] = Field("glusterfs", description="used when the user names none")
-    allowed: list[Literal["glusterfs", "local"]] = Field(
+    default: Literal["beegfs", "glusterfs", "local"] = Field(
+        "glusterfs", description="used when the user names none"
+    )
+    allowed: list[Literal["beegfs", "glusterfs", "local"]] = Field(
         ["glusterfs", "local"], description="what users may name"
     )
     local_for_one_node: bool = Field(
@@ -131,6 +141,48 @@ class Backend(_Section):
         ["/usr/sbin", "/usr/bin", "/sbin", "/bin"],
         description="where the file systems' programs are searched",
     )
+
+
+class BeeGFS(_Section):
+    """How BeeGFS is set up, for backend beegfs. Its programs are often in /opt/beegfs/sbin: see backend.path."""
+
+    version: Literal["auto", "7.4", "8"] = Field(
+        "auto", description="generation to use; auto: the one whose programs are on the nodes"
+    )
+    meta: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        1, description="metadata servers where the user asks for no number; all: one on every node"
+    )
+    meta_size: Size = Field(
+        8 * 1024**3,
+        description="space for a metadata server on the first of storage.paths; a million files take about 1 GiB",
+    )
+    stripe_count: Annotated[int, Field(ge=1, le=255)] = Field(
+        4, description="targets that one file is spread over where the user asks for no number; at most all"
+    )
+    chunk_size: Size = Field(
+        1024**2, description="bytes of a file on one target before the next one's turn: a power of two"
+    )
+    stripe_directories: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=16)] = Field(
+        [], description="make directories stripe_N, spread over N targets, for each N named here"
+    )
+    interfaces: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,15}$")]] = Field(
+        [], description="network interfaces to use, best first; none: all"
+    )
+    rdma: bool = Field(False, description="use RDMA where both sides have it")
+
+    @field_validator("chunk_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value < 64 * 1024 or value & (value - 1):
+            raise ValueError("want a power of two of at least 64KiB, such as 1MiB")
+        return value
+
+    @field_validator("meta_size")
+    @classmethod
+    def _large_enough(cls, value: int) -> int:
+        if value < 512 * 1024**2:  # mkfs.xfs(8) refuses less than 300 MiB
+            raise ValueError("want at least 512MiB")
+        return value
 
 
 class Deadlines(_Section):
@@ -185,6 +237,7 @@ class SiteConfig(_Section):
     mount: Mount = Mount()
     network: Network = Network()
     backend: Backend = Backend()
+    beegfs: BeeGFS = BeeGFS()
     deadlines: Deadlines = Deadlines()
     staging: Staging = Staging()
     slurm: Slurm = Slurm()

@@ -1,7 +1,7 @@
 """The node's mounts: looking at the mount table, bind mounts, mount points, and unmounting what is in use.
 
-Knows nothing of instances. Nothing here touches the inside of a mount whose server may be dead: the mount table tells
-what is mounted, programs with a deadline do the rest, and holders are found by mount id, without asking the file system.
+Knows nothing of instances. Nothing here touches the inside of a mount whose server may be dead: the mount table
+tells what is mounted, programs with a deadline do the rest, and holders are found by mount id.
 """
 
 from __future__ import annotations

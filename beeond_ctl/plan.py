@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 BLOCK: Final = 16
 """Ports an instance takes: BeeGFS's 8003 to 8010 shifted together, or one per brick; the last is the rendezvous'."""
 
+METADATA_LAYOUT: Final = 1
+"""Part of the name of what metadata servers are copied from: another layout is another file."""
+
 CANDIDATES: Final = 8
 """Blocks an instance may choose from. Derived from the job, so that no node has to be told where to look."""
 
@@ -55,6 +58,19 @@ class Target:
     image: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Where a metadata server's own file system is, on the nodes that have one.
+
+    `image` is a copy of `template`, which holds the directories that every metadata server begins with.
+    """
+
+    image: str
+    data: str
+    template: str
+    size: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """What will run where."""
@@ -66,6 +82,8 @@ class Plan:
     backend: str
     block: int
     """First port of the block that the nodes agreed on."""
+    edition: str = ""
+    """Generation of the file system's programs that the nodes agreed on, where there are several."""
 
     @property
     def leader(self) -> str:
@@ -93,6 +111,26 @@ class Plan:
             targets.append(Target(index, base, home, data, f"{home}/image" if image else None))
         return tuple(targets)
 
+    @cached_property
+    def metadata(self) -> Metadata | None:
+        """The same on all nodes; made on `meta_nodes` alone."""
+        if self.backend != "beegfs":
+            return None
+        return Metadata(
+            image=f"{self.targets[0].home}/metadata",
+            data=f"{self.run_dir}/metadata",
+            template=metadata_template(self.config),
+            size=self.config.beegfs.meta_size,
+        )
+
+    @cached_property
+    def meta_nodes(self) -> tuple[str, ...]:
+        """The nodes with a metadata server."""
+        if self.backend != "beegfs":
+            return ()
+        count = self.request.meta or self.config.beegfs.meta
+        return self.nodes if count == "all" else self.nodes[: int(count)]
+
     @property
     def target_capacity(self) -> int | None:
         """Bytes one target may take, where the request or the site says so."""
@@ -113,6 +151,11 @@ class Plan:
     def rendezvous_ports(self) -> tuple[int, ...]:
         """Where the leader may listen."""
         return tuple(block + BLOCK - 1 for block in port_blocks(self.config, self.job))
+
+
+def metadata_template(config: SiteConfig) -> str:
+    """What this node's metadata images are copied from: on the device of the first target, so that blocks can be shared."""
+    return f"{config.storage.paths[0]}/metadata-{METADATA_LAYOUT}-{config.beegfs.meta_size}"
 
 
 def port_blocks(config: SiteConfig, job: Job) -> tuple[int, ...]:
@@ -165,6 +208,8 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
                 raise RequestError(
                     f"--beeond: {name} does not apply to backend {backend}, which keeps each file whole on one target; leave it out"
                 )
+    if backend == "beegfs":
+        _check_beegfs(config, request, node_count)
     if request.capacity is not None and config.storage.kind == "image" and node_count:
         share = request.capacity // (node_count * len(config.storage.paths))
         if share < MIN_IMAGE:
@@ -172,6 +217,22 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
                 f"--beeond: capacity={format_size(request.capacity)} is {format_size(share)} on each target; ask for at least "
                 f"{format_size(MIN_IMAGE * node_count * len(config.storage.paths))}"
             )
+
+
+def _check_beegfs(config: SiteConfig, request: Request, node_count: int | None) -> None:
+    if request.mirror:
+        raise RequestError(
+            "--beeond: mirror=yes needs a licence of BeeGFS that this site has not set up; leave it out"
+        )
+    if not node_count:
+        return
+    targets = node_count * len(config.storage.paths)
+    for name, value, limit, what in (
+        ("meta", request.meta, node_count, "nodes"),
+        ("stripe-count", request.stripe_count, targets, "targets"),
+    ):
+        if isinstance(value, int) and value > limit:
+            raise RequestError(f"--beeond: {name}={value} is too much: this job has {limit} {what}")
 
 
 MIN_IMAGE: Final = 512 * 1024**2

@@ -23,7 +23,7 @@ MAX_ENCODED: Final = 64 * 1024
 FLAGS: Final[Mapping[str, str]] = {
     "delete": "also delete at the destination what the source no longer has",
     "metadata-only": "compare size and times after the copy instead of reading the data back",
-    "update": "copy only what differs in size or modification time",
+    "update": "copy only what differs in size, modification time or mode",
 }
 """What may stand behind a transfer, joined by `+`, and what it does."""
 
@@ -197,13 +197,13 @@ def _parse_keys(text: str) -> dict[str, Any]:
         name, equals, value = item.partition("=")
         key = KEYS.get(name)
         if key is None:
-            raise RequestError(f"--beeond: unknown key {_show(name)}; the keys are {', '.join(KEYS)}")
+            raise RequestError(f"--beeond: unknown key {show(name)}; the keys are {', '.join(KEYS)}")
         if not equals and name != "mirror":
             raise RequestError(f"--beeond: {name} has no value; write {name}={key.metavar}")
         try:
             values[key.field] = key.parse(value)
         except ValueError as error:
-            raise RequestError(f"--beeond: {name}={_show(value)} is not valid: {error}") from None
+            raise RequestError(f"--beeond: {name}={show(value)} is not valid: {error}") from None
     return values
 
 
@@ -215,12 +215,12 @@ def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
     form = "SRC:DST[:FLAG[+FLAG]]"
     parts = split_escaped(text, ":")
     if len(parts) not in {2, 3}:
-        raise RequestError(f"{option}: {_show(text)} is not {form}; write '\\:' for a colon in a path")
+        raise RequestError(f"{option}: {show(text)} is not {form}; write '\\:' for a colon in a path")
     flags = tuple(sorted(set(parts[2].split("+")))) if len(parts) == 3 else ()
     for flag in flags:
         if flag not in FLAGS:
             raise RequestError(
-                f"{option}: unknown flag {_show(flag)} in {_show(text)}; the flags are {', '.join(FLAGS)}"
+                f"{option}: unknown flag {show(flag)} in {show(text)}; the flags are {', '.join(FLAGS)}"
             )
     transfer = Transfer(parts[0], parts[1], flags)
     return _checked(transfer, option, inward=inward)
@@ -232,11 +232,11 @@ def _checked(transfer: Transfer, option: str, *, inward: bool) -> Transfer:
         outside, inside = inside, outside
     for path in (outside, inside):
         if "\0" in path:
-            raise RequestError(f"{option}: {_show(path)} has a NUL byte in it")
+            raise RequestError(f"{option}: {show(path)} has a NUL byte in it")
         for match in re.finditer(r"%(.?)", path, re.DOTALL):
             if match[1] == "" or match[1] not in _EXPANSIONS:
                 raise RequestError(
-                    f"{option}: {_show(match[0])} in {_show(path)} means nothing; use %j %u %x %A %a, and %% for a percent sign"
+                    f"{option}: {show(match[0])} in {show(path)} means nothing; use %j %u %x %A %a, and %% for a percent sign"
                 )
     _check_outside(outside, option)
     _check_inside(inside, option)
@@ -246,7 +246,7 @@ def _checked(transfer: Transfer, option: str, *, inward: bool) -> Transfer:
 def _check_outside(path: str, option: str) -> None:
     if not path.startswith("/"):
         raise RequestError(
-            f"{option}: {_show(path)} is not an absolute path; global storage is named from '/'"
+            f"{option}: {show(path)} is not an absolute path; global storage is named from '/'"
         )
 
 
@@ -254,16 +254,16 @@ def _check_inside(path: str, option: str) -> None:
     if not path:
         raise RequestError(f"{option}: the path within $BEEOND is empty; write '.' for the whole file system")
     if path.startswith("/"):
-        raise RequestError(f"{option}: {_show(path)} must be relative to $BEEOND, without a leading '/'")
+        raise RequestError(f"{option}: {show(path)} must be relative to $BEEOND, without a leading '/'")
     if _climbs(path):
-        raise RequestError(f"{option}: {_show(path)} climbs out of $BEEOND with '..'; name a path below it")
+        raise RequestError(f"{option}: {show(path)} climbs out of $BEEOND with '..'; name a path below it")
 
 
 def _climbs(path: str) -> bool:
     return ".." in path.split("/")
 
 
-def _show(text: str) -> str:
+def show(text: str) -> str:
     """`text` quoted so that a message stays one printable line."""
     return repr(text.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
@@ -297,12 +297,12 @@ def expand(transfer: Transfer, names: JobNames, *, inward: bool) -> Transfer:
         "%": "%",
     }
     if names.job_name is None and _asks_slurm(transfer):
-        shown = _show(f"{transfer.source}:{transfer.destination}")
+        shown = show(f"{transfer.source}:{transfer.destination}")
         raise RequestError(f"{option}: Slurm no longer knows what %x, %A and %a stand for in {shown}")
     for char in "ux":
         if "/" in meaning[char] or meaning[char] in {".", ".."}:
             raise RequestError(
-                f"{option}: %{char} stands for {_show(meaning[char])}, which is no name for a file"
+                f"{option}: %{char} stands for {show(meaning[char])}, which is no name for a file"
             )
 
     def replace(path: str) -> str:
@@ -363,9 +363,9 @@ def decode(text: str) -> Request:
             options += [(option, text) for text in _raw_transfers(value, option)]
         elif name in by_field and isinstance(value, (str, int)):
             plain = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-            pieces.append(f"{by_field[name]}={_escape(plain)}")
+            pieces.append(f"{by_field[name]}={escape(plain)}")
         else:
-            raise RequestError(f"the request that came with the job has an unknown part {_show(str(name))}")
+            raise RequestError(f"the request that came with the job has an unknown part {show(str(name))}")
     return parse_options([("beeond", ",".join(pieces)), *options])
 
 
@@ -378,11 +378,12 @@ def _raw_transfers(value: object, option: str) -> list[str]:
         match item:
             case [str(source), str(destination), [*flags]] if all(isinstance(flag, str) for flag in flags):
                 tail = ":" + "+".join(flags) if flags else ""
-                texts.append(f"{_escape(source)}:{_escape(destination)}{tail}")
+                texts.append(f"{escape(source)}:{escape(destination)}{tail}")
             case _:
                 raise wrong
     return texts
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """`text` as one value of an option: what `split_escaped` gives back whole."""
     return text.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

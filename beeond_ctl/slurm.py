@@ -46,13 +46,27 @@ def prolog(environ: Mapping[str, str]) -> Prolog:
             "SLURM_NODELIST is not in the environment; this command is for Slurm's Prolog and Epilog"
         )
     nodes = expand_nodes(folded)
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    node = node_name(environ)
     if node not in nodes:
         raise NodeError(
             f"{node}: is not in the job's node list {folded}; does SLURMD_NODENAME fit slurm.conf?"
         )
     restart = _number(environ, "SLURM_JOB_RESTART_COUNT", "0")
     return Prolog(Job(_number(environ, "SLURM_JOB_ID"), uid, gid, user, restart), nodes, node)
+
+
+def epilog_job(environ: Mapping[str, str]) -> int:
+    """The job whose Epilog this is. Raises NodeError.
+
+    Nothing else may be asked of an Epilog's environment: when slurmctld has to send the end of a job again, to a node
+    that was cut off, slurmd 22.05 runs the Epilog without SLURM_NODELIST (measured).
+    """
+    return _number(environ, "SLURM_JOB_ID")
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """This node's name as Slurm knows it."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
@@ -80,12 +94,14 @@ def expand_nodes(folded: str) -> tuple[str, ...]:
 
     ClusterShell sorts as Slurm does: within one job's list the first node is the same everywhere, which is all we need.
     """
-    if re.fullmatch(r"[A-Za-z0-9.-]+", folded):
+    if re.fullmatch(r"[A-Za-z0-9_.-]+", folded):
         return (folded,)
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    if not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", folded):
+        raise NodeError(f"{folded!r} is not a node list; write it as Slurm does: n[1-3,7]")
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     try:
-        return tuple(NodeSet(folded, resolver=_no_groups()))
+        return tuple(NodeSet(folded, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise NodeError(f"{folded!r} is not a node list: {error}") from None
 
@@ -94,15 +110,9 @@ def fold_nodes(nodes: Sequence[str]) -> str:
     """`nodes` in short: `n[1-3,7]`."""
     if len(nodes) == 1:
         return nodes[0]
-    from ClusterShell.NodeSet import NodeSet
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-    return str(NodeSet.fromlist(list(nodes), resolver=_no_groups()))
-
-
-def _no_groups() -> object:
-    from ClusterShell.NodeUtils import GroupResolver
-
-    return GroupResolver()
+    return str(NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP))
 
 
 def command(path: Sequence[str], name: str) -> str:
@@ -113,12 +123,15 @@ def command(path: Sequence[str], name: str) -> str:
     return found
 
 
-def run(path: Sequence[str], name: str, *arguments: str) -> str:
-    """What Slurm's command prints. Raises NodeError with its own words when it fails or does not answer."""
+def run(path: Sequence[str], name: str, *arguments: str, errors: str = "replace") -> str:
+    """What Slurm's command prints. Raises NodeError with its own words when it fails or does not answer.
+
+    `errors` says what becomes of bytes that are no UTF-8.
+    """
     try:
         done = subprocess.run(
             [command(path, name), *arguments],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors=errors, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise NodeError(f"{name} {arguments[0]}: no answer from slurmctld within {TIMEOUT_S:.0f} s") from None
@@ -127,13 +140,34 @@ def run(path: Sequence[str], name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def drain(path: Sequence[str], node: str, reason: str) -> None:
-    """Take `node` out of service with a `reason` that a person can act on. Raises NodeError.
+_BETWEEN: Final = " | "
+"""Stands between the reasons of a node that is out of service for several."""
+
+
+def drain(path: Sequence[str], node: str, text: str) -> None:
+    """Take `node` out of service for a reason that a person can act on, beside those it has. Raises NodeError.
 
     Slurm keeps the reason of a node that is drained already when its Prolog or Epilog fails afterwards.
     """
-    text = re.sub(r"[^ -~]", "?", reason)[:1000]
-    run(path, "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={text}")
+    others = [part for part in reason(path, node).split(_BETWEEN) if part]
+    _drain(path, node, [*others, re.sub(r"[^ -~]", "?", text)[:1000].replace(_BETWEEN, " ")])
+
+
+def _drain(path: Sequence[str], node: str, reasons: list[str]) -> None:
+    unique = list(dict.fromkeys(reasons))
+    run(path, "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={_BETWEEN.join(unique)}")
+
+
+def undrain(path: Sequence[str], node: str, prefix: str) -> None:
+    """Take back the reasons that begin with `prefix`; `node` returns to service if they were all. Raises NodeError."""
+    reasons = reason(path, node).split(_BETWEEN)
+    others = [part for part in reasons if not part.startswith(prefix)]
+    if len(others) == len(reasons):
+        return
+    if others:
+        _drain(path, node, others)
+    else:
+        run(path, "scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
 def reason(path: Sequence[str], node: str) -> str:
@@ -144,27 +178,64 @@ def reason(path: Sequence[str], node: str) -> str:
     return match[1] if match else ""
 
 
-def resume(path: Sequence[str], node: str) -> None:
-    """Return `node` to service. Raises NodeError."""
-    run(path, "scontrol", "update", f"NodeName={node}", "State=RESUME")
+def _job_record(path: Sequence[str], job_id: int, errors: str) -> str | None:
+    """What `scontrol show job` says of this one job; None when Slurm no longer knows it. Raises NodeError."""
+    try:
+        text = run(path, "scontrol", "show", "job", str(job_id), errors=errors)
+    except NodeError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    # The id of an array is also that of one of its jobs, and gets the records of all.
+    for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
+        if record.startswith(f"JobId={job_id} "):
+            return record
+    return None
 
 
 def job_fields(path: Sequence[str], job_id: int) -> dict[str, str]:
     """The fields of `scontrol show job`; empty when Slurm no longer knows it. Raises NodeError when it does not answer.
 
-    Values with spaces are cut at the first one, except the job name, which comes second on the first line.
+    Values with spaces are cut at the first one, except the job name, which comes last on the first line.
     """
-    try:
-        text = run(path, "scontrol", "show", "job", str(job_id))
-    except NodeError as error:
-        if "Invalid job id" in str(error):
-            return {}
-        raise
-    values = dict(re.findall(r"(\w+)=(\S*)", text))
-    name = re.search(r"JobName=(.*)$", text, re.MULTILINE)
-    if name:
-        values["JobName"] = name[1]
-    return values
+    record = _job_record(path, job_id, "replace")
+    if record is None:
+        return {}
+    first, _, rest = record.partition("\n")
+    ids, _, name = first.partition(" JobName=")
+    return dict(re.findall(r"(\w+)=(\S*)", f"{ids} {rest}")) | {"JobName": name}
+
+
+def job_directives(path: Sequence[str], job_id: int) -> list[str] | None:
+    """The job's burst-buffer directives, with their bytes as they were; None when Slurm no longer knows the job.
+
+    Raises NodeError when Slurm does not answer.
+    """
+    record = _job_record(path, job_id, "surrogateescape")
+    if record is None:
+        return None
+    match = re.search(r"^ +BurstBuffer=(#BB_LUA.*(?:\n#BB_LUA.*)*)", record, re.MULTILINE)
+    return match[1].split("\n") if match else []
+
+
+def mark(path: Sequence[str], job_id: int, word: str) -> None:
+    """Let the job's comment, which its Prologs see, end in `word`. Raises NodeError."""
+    record = _job_record(path, job_id, "surrogateescape") or ""
+    match = re.search(r"^ +Comment=(.*?) *$", record, re.MULTILINE)
+    comment = match[1] if match else ""
+    if word in comment:
+        return
+    # One job of an array, where it is one: the array's id alone would mean all of them.
+    task = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record)
+    name = f"{task[1]}_{task[2]}" if task else str(job_id)
+    run(path, "scontrol", "update", f"JobId={name}", f"Comment={f'{comment} {word}'.strip()}")
+
+
+def reasons(path: Sequence[str], folded: str) -> dict[str, str]:
+    """Why nodes out of `folded` are out of service, by node; those in service are left out. Raises NodeError."""
+    text = run(path, "scontrol", "show", "node", "--oneliner", folded)
+    found = re.findall(r"^NodeName=(\S+) .*? Reason=(.*?)(?: \[\S+@\S+\])?\s*$", text, re.MULTILINE)
+    return dict(found)
 
 
 def job_wants_us(path: Sequence[str], job_id: int) -> bool:

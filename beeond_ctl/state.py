@@ -42,6 +42,7 @@ class State:
     """The site's configuration when the instance was made: tear-down must not depend on a later edit of it."""
     phase: str = "claimed"
     block: int | None = None
+    edition: str = ""
     ran: bool = False
     proved: bool = False
     mount: str | None = None

@@ -6,7 +6,9 @@ root's alone, on its device:
     BASE/job-ID/instance.json    whose it is and what is owed: written first, removed last
     BASE/job-ID/data             the file system's own data (kind directory)
     BASE/job-ID/image            a file system of its own (kind image), mounted at RUN/target-N
+    BASE/job-ID/metadata         a metadata server's file system (first target only), mounted at RUN/metadata
     BASE/job-ID/wiping           what is left to be removed, once wiping has begun
+    BASE/metadata-*              what metadata images are copied from: made once per node, no job's
 
 `RUN/instance` and the records carry the same random id, so that what an earlier run of a job left on a device is never
 taken for this run's: it may be data that its owner still waits for.
@@ -25,14 +27,14 @@ import struct
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import mounts
-from beeond_ctl.backends import Command
+from beeond_ctl.backends import Command, File, get
 from beeond_ctl.errors import NodeError, UserError
-from beeond_ctl.plan import MIN_IMAGE, Job
+from beeond_ctl.plan import MIN_IMAGE, Job, metadata_template
 from beeond_ctl.request import encode
 from beeond_ctl.supervisor import run
 from beeond_ctl.units import format_size
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from beeond_ctl.config import SiteConfig
-    from beeond_ctl.plan import Plan, Target
+    from beeond_ctl.plan import Metadata, Plan, Target
 
 PHASES: Final = ("live", "retained", "wiping")
 _VERSION: Final = 1
@@ -183,32 +185,119 @@ def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[
                 request=encode(plan.request), block=plan.block, phase="live", created=time.time(), home=target.home,
             )
         )  # fmt: skip
-        if target.image:
-            _make_image(plan, target, step)
+        if target.index == 0 and plan.metadata is not None and node in plan.meta_nodes:
+            _make_metadata(plan, plan.metadata, step)
+        if target.image is not None:
+            _make_image(plan, target.image, _point(target), step)
         step(f"make {target.data}")
         os.mkdir(target.data, 0o755)
     except OSError as error:
         raise NodeError(f"{target.home} cannot be made: {error}; look at the device (dmesg)") from None
 
 
-def _make_image(plan: Plan, target: Target, step: Callable[[str], None]) -> None:
-    assert target.image
-    size = plan.target_capacity or int(_free(target.base) * _SHARE)
-    step(f"make {target.image}")
-    descriptor = os.open(
-        target.image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
+def _point(target: Target) -> str:
+    """Where the file system in a target's image is mounted."""
+    return str(Path(target.data).parent)
+
+
+def _make_image(plan: Plan, image: str, point: str, step: Callable[[str], None]) -> None:
+    size = plan.target_capacity or int(_free(str(Path(image).parent)) * _SHARE)
+    step(f"make {image}")
+    descriptor = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # Reserved, not only sparse: an image that outgrows its device loses data where ENOSPC would only annoy.
         os.posix_fallocate(descriptor, 0, size >> 20 << 20)
     finally:
         os.close(descriptor)
-    step(f"make a file system in {target.image}")
+    step(f"make a file system in {image}")
     # Inodes of 512 bytes hold the extended attributes of BeeGFS and GlusterFS (mkfs.xfs(8)).
-    mkfs = ("mkfs.xfs", "-q", "-f", "-K", "-i", "size=512", target.image)
+    mkfs = ("mkfs.xfs", "-q", "-f", "-K", "-i", "size=512", image)
     run(Command(mkfs), search_path=_SYSTEM_PATH, deadline_s=plan.config.deadlines.start)
-    step(f"mount {target.image}")
-    _attach(plan, target, plan.config.deadlines.start)
+    step(f"mount {image}")
+    _attach(image, point, plan.config.deadlines.start)
+
+
+def _make_metadata(plan: Plan, metadata: Metadata, step: Callable[[str], None]) -> None:
+    """Copy and mount a metadata server's file system. What it is copied from is made if it is not there."""
+    base = plan.targets[0].base
+    if metadata.size > (free := _free(base)):
+        raise NodeError(
+            f"{base} has {format_size(free)} free and metadata takes {format_size(metadata.size)}; "
+            "lower beegfs.meta_size"
+        )
+    make_template(plan.config, step=step)
+    step(f"make {metadata.image}")
+    source = os.open(metadata.template, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        image = os.open(
+            metadata.image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            _clone(source, image)
+            os.posix_fallocate(image, 0, os.fstat(source).st_size)  # reserved, as every image
+        finally:
+            os.close(image)
+    finally:
+        os.close(source)
+    step(f"mount {metadata.image}")
+    _attach(metadata.image, metadata.data, plan.config.deadlines.start)
+
+
+_FICLONE: Final = 0x40049409  # linux/fs.h
+
+
+def _clone(source: int, copy: int) -> None:
+    """Give the empty file `copy` the content of `source`: shared blocks where the file system can, else the data."""
+    try:
+        fcntl.ioctl(copy, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.EXDEV}:
+            raise
+    else:
+        return
+    size = os.fstat(source).st_size
+    os.ftruncate(copy, size)
+    for start, end in _data(source, size):
+        position = start
+        while position < end:
+            position += os.copy_file_range(source, copy, end - position, position, position)
+
+
+def make_template(config: SiteConfig, *, step: Callable[[str], None] = _no_step) -> None:
+    """Make what metadata images are copied from, if it is not there: on an idle node, so that no job waits for it.
+
+    mkfs.xfs(8) writes the directories itself, from a list: nothing is mounted, and a crash leaves files that the next
+    call overwrites. Raises NodeError.
+    """
+    template = metadata_template(config)
+    if os.path.lexists(template):
+        return
+    directory = str(Path(template).parent)
+    check_base(directory)
+    base = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(base, fcntl.LOCK_EX)  # two jobs may begin at once
+        if os.path.lexists(template):
+            return
+        step(f"make {template}")
+        new, layout = f"{template}.new", f"{template}.layout"
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, config.beegfs.meta_size >> 20 << 20)
+            # Sectors of 4 KiB: a loop device on a copy that shares blocks has no smaller ones.
+            mkfs = ("mkfs.xfs", "-q", "-f", "-K", "-s", "size=4096", "-i", "size=512", "-p", layout, new)
+            command = Command(mkfs, files=(File(layout, get("beegfs").skeleton()),))
+            run(command, search_path=_SYSTEM_PATH, deadline_s=config.deadlines.start)
+            os.unlink(layout)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(new, template)
+        os.fsync(base)
+    except OSError as error:
+        raise NodeError(f"{template} cannot be made: {error}") from None
+    finally:
+        os.close(base)
 
 
 _SYSTEM_PATH: Final = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -230,8 +319,17 @@ def attach(plan: Plan, *, deadline_s: float) -> None:
                 f"{target.home} is not there or has no readable record; nothing can be recovered from it"
             )
         _check_instance(plan, record)
-        if target.image and mounts.mount_at(str(Path(target.data).parent)) is None:
-            _attach(plan, target, deadline_s)
+    for image, point in _images(plan):
+        if os.path.lexists(image) and mounts.mount_at(point) is None:
+            _attach(image, point, deadline_s)
+
+
+def _images(plan: Plan) -> list[tuple[str, str]]:
+    """The images that this node may have, and where each is mounted."""
+    found = [(target.image, _point(target)) for target in plan.targets if target.image is not None]
+    if plan.metadata is not None:
+        found.append((plan.metadata.image, plan.metadata.data))
+    return found
 
 
 def detach(plan: Plan, *, deadline_s: float) -> None:
@@ -240,28 +338,24 @@ def detach(plan: Plan, *, deadline_s: float) -> None:
     Raises NodeError.
     """
     deadline = time.monotonic() + deadline_s
-    for target in plan.targets:
-        if target.image is None:
-            continue
-        point = str(Path(target.data).parent)
+    for image, point in _images(plan):
         mounts.unmount(point, deadline_s=deadline_s)
         pause = 0.002
-        while _loops(target.image):  # the kernel frees a loop device a little after its last use
+        while _loops(image):  # the kernel frees a loop device a little after its last use
             if time.monotonic() > deadline:
-                raise NodeError(
-                    f"{target.image} is still used by {', '.join(_loops(target.image))}; see losetup(8)"
-                )
+                raise NodeError(f"{image} is still used by {', '.join(_loops(image))}; see losetup(8)")
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
         mounts.remove_point(point)
 
 
-def _attach(plan: Plan, target: Target, deadline_s: float) -> None:
-    assert target.image
-    point = str(Path(target.data).parent)
+_IMAGE_OPTIONS: Final = "nodev,nosuid,noatime,nouuid"  # a copy has the identity of what it was copied from
+
+
+def _attach(image: str, point: str, deadline_s: float) -> None:
     os.makedirs(point, mode=0o700, exist_ok=True)
-    with _loop(target.image) as device:
-        mounts.mount("-t", "xfs", "-o", "nodev,nosuid,noatime", device, point, deadline_s=deadline_s)
+    with _loop(image) as device:
+        mounts.mount("-t", "xfs", "-o", _IMAGE_OPTIONS, device, point, deadline_s=deadline_s)
 
 
 @contextmanager
@@ -491,27 +585,22 @@ def _refuse_mounts(home: str) -> None:
 
 
 _DEEP: Final = 32
-"""Levels of directories that one thread holds open."""
+"""Levels of directories that are open at once."""
 
 
 class _Sweeper:
-    """Removes a tree with several threads.
+    """Removes a tree, counting. One thread: on one device more were measured to be slower, as rm(1) is.
 
-    A directory that is deep down, or wanted by an idle thread, is moved up into one flat directory to be looked into
-    from there. So no path is deep however deep the tree, nothing is reached through a link, and after a crash the
-    flat directory is simply what is left.
+    A directory that is deep down is first moved up into one flat directory, and removed from there. So no path is
+    deep however deep the tree, nothing is reached through a link, and after a crash the flat directory is simply
+    what is left.
     """
 
     def __init__(self, home: int, path: str, method: str, deadline: float) -> None:
         self._home, self._path, self._method, self._deadline = home, path, method, deadline
         self._device = os.fstat(home).st_dev
-        self._lock = threading.Lock()
-        self._todo: list[str] = []
-        self._busy = 0
-        self._threads = int(os.environ.get("T","0")) or min(4, os.cpu_count() or 1)
-        self._number = 0
-        self._failure: BaseException | None = None
         self._trash = -1
+        self._moved = 0
         self.files = 0
         self.bytes = 0
         self.sampled = 0
@@ -528,89 +617,38 @@ class _Sweeper:
             os.mkdir(_TRASH, 0o700, dir_fd=self._home)
         self._trash = self._open(_TRASH, self._home)
         try:
-            self._todo = os.listdir(self._trash)
-            self._number = 1 + max((int(name) for name in self._todo if name.isdigit()), default=0)
+            left = os.listdir(self._trash)
+            self._moved = 1 + max((int(name) for name in left if name.isdigit()), default=0)
             for name in names:
                 if name != _TRASH:
-                    self._take(name, self._home, _DEEP)
-            for name in self._todo:
-                if not stat.S_ISDIR(os.stat(name, dir_fd=self._trash, follow_symlinks=False).st_mode):
-                    raise NodeError(
-                        f"{self._path}/{_TRASH}/{name} is no directory; look at it, then remove it by hand"
-                    )
-            self._drain()
+                    self._remove(name, self._home, 0)
+            while left := os.listdir(self._trash):
+                for name in left:
+                    self._remove(name, self._trash, 0)
         finally:
             os.close(self._trash)
         os.rmdir(_TRASH, dir_fd=self._home)
 
-    def _drain(self) -> None:
-        threads = [
-            threading.Thread(target=self._work, daemon=True) for _ in range(min(4, os.cpu_count() or 1))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _work(self) -> None:
-        while self._failure is None:
-            with self._lock:
-                name = self._todo.pop() if self._todo else None
-                if name is None and not self._busy:
-                    return
-                self._busy += name is not None
-            if name is None:
-                time.sleep(0.001)
-                continue
-            try:
-                self._remove_directory(name, self._trash, 0)
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-                self._failure = error
-            finally:
-                with self._lock:
-                    self._busy -= 1
-
-    def _remove_directory(self, name: str, parent: int, depth: int) -> None:
-        descriptor = self._open(name, parent)
-        try:
-            while True:
-                with os.scandir(descriptor) as entries:
-                    for entry in entries:
-                        self._take(entry.name, descriptor, depth)
-                try:
-                    os.rmdir(name, dir_fd=parent)
-                except OSError as error:
-                    if error.errno != errno.ENOTEMPTY:
-                        raise
-                else:
-                    break
-        finally:
-            os.close(descriptor)
-        self._count(1, 0)
-
-    def _take(self, name: str, parent: int, depth: int) -> None:
-        """Remove the file or directory `name`, or move the directory up to be removed there."""
-        if self._failure is not None:
-            raise self._failure
+    def _remove(self, name: str, parent: int, depth: int) -> None:
+        """Remove the file or directory `name`, or move the directory up to be removed later."""
         if time.monotonic() > self._deadline:
-            raise NodeError(f"{self._path}: wiping was not done in time; it goes on where it stopped when run again")
+            raise NodeError(
+                f"{self._path}: wiping was not done in time; it goes on where it stopped when run again"
+            )
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if status.st_dev != self._device:
             raise NodeError(f"{self._path}: something is mounted at {name!r} in it; unmount it")
         try:
             if stat.S_ISDIR(status.st_mode):
-                if depth < _DEEP and len(self._todo) >= self._threads:
-                    self._remove_directory(name, parent, depth + 1)
-                else:
-                    self._move_up(name, parent)
+                self._remove_directory(name, parent, depth)
                 return
             size = 0
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                 size = status.st_blocks * 512
                 if self._method == "zero":
                     self._zero(name, parent)
+                elif self._method == "discard":
+                    self._truncate(name, parent)
             os.unlink(name, dir_fd=parent)
         except PermissionError:
             raise NodeError(
@@ -620,15 +658,30 @@ class _Sweeper:
             if error.errno == errno.EBUSY:
                 raise NodeError(f"{self._path}: something is mounted at {name!r} in it; unmount it") from None
             raise
-        self._count(1, size)
+        self.files += 1
+        self.bytes += size
 
-    def _move_up(self, name: str, parent: int) -> None:
-        with self._lock:
-            number = str(self._number)
-            self._number += 1
-        os.rename(name, number, src_dir_fd=parent, dst_dir_fd=self._trash)
-        with self._lock:
-            self._todo.append(number)
+    def _remove_directory(self, name: str, parent: int, depth: int) -> None:
+        if depth == _DEEP:
+            os.rename(name, str(self._moved), src_dir_fd=parent, dst_dir_fd=self._trash)
+            self._moved += 1
+            return
+        descriptor = self._open(name, parent)
+        try:
+            while True:
+                with os.scandir(descriptor) as entries:
+                    for entry in entries:
+                        self._remove(entry.name, descriptor, depth + 1)
+                try:
+                    os.rmdir(name, dir_fd=parent)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:  # scandir may miss what is moved or made meanwhile
+                        raise
+                else:
+                    break
+        finally:
+            os.close(descriptor)
+        self.files += 1
 
     def _zero(self, name: str, parent: int) -> None:
         """Overwrite what is allocated to a file, and look at both ends of each part afterwards."""
@@ -651,15 +704,18 @@ class _Sweeper:
                         raise NodeError(
                             f"{self._path}: {name!r} still has its data after it was overwritten; replace the device"
                         )
-                    with self._lock:
-                        self.sampled += 1
+                    self.sampled += 1
         finally:
             os.close(descriptor)
 
-    def _count(self, files: int, size: int) -> None:
-        with self._lock:
-            self.files += files
-            self.bytes += size
+    @staticmethod
+    def _truncate(name: str, parent: int) -> None:
+        """Free a file's blocks now: XFS frees those of an unlinked file some time later, too late to be discarded."""
+        descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
 
     @staticmethod
     def _open(name: str, parent: int) -> int:
@@ -704,28 +760,19 @@ def _trim(base: str, *, probe: bool = False) -> None:
 
 
 def _each(targets: Iterable[Target], work: Callable[[Target], object]) -> None:
-    """Do `work` for all targets at once; raises what the first failing one raised, when all have ended."""
-    targets = list(targets)
-    if len(targets) == 1:
-        work(targets[0])
-        return
-    failures = _Failures()
+    """Do `work` for all targets at once; raises what one that failed raised, when all have ended."""
+    failures: list[BaseException] = []
 
     def guarded(target: Target) -> None:
         try:
             work(target)
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-            failures.all.append(error)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+            failures.append(error)
 
     threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failures.all:
-        raise failures.all[0]
-
-
-@dataclass(slots=True)
-class _Failures:
-    all: list[BaseException] = field(default_factory=list)
+    if failures:
+        raise failures[0]

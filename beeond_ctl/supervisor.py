@@ -8,6 +8,7 @@ runs in a session of its own: Slurm ends the process group of its Prolog.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import mounts
-from beeond_ctl.backends import Command, File, Mounted, PortOpen, Service
+from beeond_ctl.backends import Advice, Command, File, Mounted, PortOpen, Service
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ TOKEN_VARIABLE: Final = "BEEOND_CTL_INSTANCE"  # noqa: S105 - a variable's name
 """Marks the processes of an instance. Never give it to a process that runs as a user: that user can read it."""
 
 _POLL_S: Final = (0.004, 0.05)
+_ONCE_S: Final = 30.0
+"""Seconds a service's preparation may take."""
 _KILL_S: Final = 5.0
 """Seconds a killed process may take to be gone: the kernel has to give back its memory."""
 
@@ -54,6 +57,8 @@ def start(
     """
     program = _program(service.argv[0], search_path)
     write_files(service.files)
+    if service.once is not None and not os.path.lexists(service.once.creates):
+        run(service.once.command, search_path=search_path, deadline_s=_ONCE_S)
     _own_directory(Path(service.log).parent)
     try:
         log = os.open(
@@ -77,7 +82,7 @@ def start(
 def run(command: Command, *, search_path: Sequence[str], deadline_s: float, check: bool = True) -> bytes:
     """Run `command` to its end and return its standard output.
 
-    Raises NodeError when it is not there, takes longer than `deadline_s` seconds or, if `check`, exits non-zero.
+    Raises NodeError when it is not there, takes longer than `deadline_s` seconds or, if `check`, fails.
     """
     name = command.argv[0]
     program = _program(name, search_path)
@@ -99,8 +104,9 @@ def run(command: Command, *, search_path: Sequence[str], deadline_s: float, chec
         raise NodeError(
             f"{name} was not done after {deadline_s:g} s and was ended; see whether what it talks to answers"
         ) from None
-    if check and child.returncode != 0:
-        raise NodeError(f"{name} failed with exit code {child.returncode}: {_fold(errors or output)}")
+    if check and child.returncode not in command.codes:
+        text = f"{name} failed with exit code {child.returncode}: {_fold(errors or output)}"
+        raise NodeError(advised(text, command.advice))
     return output
 
 
@@ -137,14 +143,26 @@ def _own_directory(path: Path) -> None:
 
 
 def _program(name: str, search_path: Sequence[str]) -> str:
-    for directory in search_path:
-        path = f"{directory}/{name}"
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
+    if path := find_program(name, search_path):
+        return path
     raise NodeError(
         f"{name} is not in {':'.join(search_path)}; install the file system's packages, or name their directory in "
         "backend.path"
     )
+
+
+def find_program(name: str, search_path: Sequence[str]) -> str | None:
+    """Where in `search_path` the program `name` is; None where it is not."""
+    for directory in search_path:
+        path = f"{directory}/{name}"
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return None
+
+
+def advised(text: str, advice: Advice) -> str:
+    """`text` with what to do about it, where `advice` knows."""
+    return next((f"{text}; {what}" for sign, what in advice if sign in text.lower()), text)
 
 
 def _environment(search_path: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:
@@ -164,16 +182,16 @@ def wait_ready(started: Iterable[tuple[Service, Process]], *, deadline_s: float)
     while True:
         for service, process in waiting:
             if not alive(process):
-                raise NodeError(f"{service.name} ended while it started: {log_end(service.log)}")
+                text = f"{service.name} ended while it started: {log_end(service.log)}"
+                raise NodeError(advised(text, service.advice))
         waiting = [(service, process) for service, process in waiting if not _ready(service, process)]
         if not waiting:
             return
         if time.monotonic() > deadline:
             service = waiting[0][0]
             names = ", ".join(service.name for service, _ in waiting)
-            raise NodeError(
-                f"{names}: not ready after {deadline_s:g} s: {log_end(service.log)}; see {service.log}"
-            )
+            text = f"{names}: not ready after {deadline_s:g} s: {log_end(service.log)}; see {service.log}"
+            raise NodeError(advised(text, service.advice))
         time.sleep(pause)
         pause = min(pause * 1.5, _POLL_S[1])
 
@@ -207,23 +225,22 @@ def _listens(pid: int, port: int) -> bool:
     return False
 
 
-def log_end(path: str, lines: int = 3) -> str:
-    """The last `lines` lines of a log folded to one, of bounded length."""
+def log_end(path: str) -> str:
+    """The last lines of a log folded to one of bounded length, without the time stamps and the like before each."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            text = file.read()
+            lines = file.read().splitlines()
     except OSError as error:
         return f"its log cannot be read: {error}"
-    return (
-        _fold(b"\n".join([line for line in text.splitlines() if line.strip()][-lines:])) or "it said nothing"
-    )
+    texts = [re.sub(rb"^(\[[^\]]*\]\s*|[A-Z]\s+)+", b"", line.strip()) for line in lines]
+    return _fold(b" | ".join([text for text in texts if text][-8:])) or "it said nothing"
 
 
-def _fold(text: bytes, limit: int = 500) -> str:
+def _fold(text: bytes, limit: int = 600) -> str:
     line = " ".join(text.decode(errors="replace").split())
     line = "".join(char if char.isprintable() else "?" for char in line)
-    return line if len(line) <= limit else "…" + line[-limit:]
+    return line if len(line) <= limit else line[:limit] + "…"
 
 
 # --- watching and stopping --------------------------------------------------------------------------------

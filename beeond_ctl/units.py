@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"(\d{1,15})(?:(k|m|g|t|p)(i?b)?|b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15})(?:(k|m|g|t|p)(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 

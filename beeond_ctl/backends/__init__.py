@@ -4,20 +4,26 @@ A backend starts nothing and touches nothing; `beeond_ctl.supervisor` runs what 
 system. Each module of this package with these functions is one backend:
 
     PROGRAMS                        names of the programs it needs on a node
-    services(plan, node, keys)      the servers of `node`, all startable at once
-    membership(plan, keys)          a question only the leader asks, to know that all servers are registered
+    ROOT_IS_DATA                    whether a target's data directory is the root that the user sees
+    MANAGED                         whether the servers of all nodes wait for one that is `first`
+    edition(config, find)           which generation of its programs is on this node
+    services(plan, node, keys)      the servers of `node`, all startable at once but for one that is `first`
+    membership(plan, keys)          questions only the leader asks, to know that all servers are registered
     mount(plan, node, keys)         how `node` mounts the file system
     settle(plan, keys)              commands the leader runs once all nodes have mounted (stripe patterns)
+    skeleton()                      what an empty metadata server consists of, for mkfs.xfs; where `Plan.metadata` is
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from beeond_ctl.config import SiteConfig
     from beeond_ctl.plan import Plan
 
 
@@ -46,11 +52,16 @@ class Mounted:
     fstype: str
 
 
+Advice = tuple[tuple[str, str], ...]
+"""What to do about a failure: pairs of a part of what the program said, in lower case, and the advice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """One process that runs in the foreground for as long as the instance lives.
 
     `argv[0]` is a bare program name, searched in the site's `backend.path`. `log` receives stdout and stderr.
+    The other services of all nodes are started when one that is `first` is ready. `once` is run before.
     """
 
     name: str
@@ -59,25 +70,38 @@ class Service:
     ready: PortOpen | Mounted | None = None
     files: tuple[File, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    first: bool = False
+    once: Once | None = None
+    advice: Advice = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program that is run to its end. `files` are written first."""
+    """A program that is run to its end. `files` are written first; `codes` are the exit codes of success."""
 
     argv: tuple[str, ...]
     files: tuple[File, ...] = ()
+    codes: tuple[int, ...] = (0,)
+    advice: Advice = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A command that is run unless the file that it makes is there already."""
+
+    command: Command
+    creates: str
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A command whose answer says who is missing: `missing(stdout)` names services, and is empty when all are there.
+    """A command whose answer says who is missing: `missing(stdout)` maps nodes to what of them is not there yet.
 
     Some tools print the right answer and exit 1, so only stdout counts.
     """
 
     command: Command
-    missing: Callable[[bytes], list[str]]
+    missing: Callable[[bytes], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +130,15 @@ class Backend(Protocol):
     """See the module's docstring."""
 
     PROGRAMS: tuple[str, ...]
+    ROOT_IS_DATA: bool
+    MANAGED: bool
 
+    def edition(self, config: SiteConfig, find: Callable[[str], str | None]) -> str: ...  # noqa: D102
     def services(self, plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]: ...  # noqa: D102
-    def membership(self, plan: Plan, keys: Keys) -> Question | None: ...  # noqa: D102
+    def membership(self, plan: Plan, keys: Keys) -> tuple[Question, ...]: ...  # noqa: D102
     def mount(self, plan: Plan, node: str, keys: Keys) -> Mount: ...  # noqa: D102
     def settle(self, plan: Plan, keys: Keys) -> tuple[Command, ...]: ...  # noqa: D102
+    def skeleton(self) -> str: ...  # noqa: D102
 
 
 def get(name: str) -> Backend:

@@ -2,15 +2,18 @@
 
 Pure: makes text and command lines, touches nothing. It must not know how processes are run or storage is prepared.
 
-Files lie whole on one brick, chosen by name. What follows was measured with GlusterFS 10.3 (docs/backends.md has
-figures) and decides the options below:
+Files lie whole on one brick, chosen by name. What follows was measured with GlusterFS 10.3 and decides the
+options below:
 
-- Nodes of a job see each other's changes at once: neither the kernel nor the client keeps attributes, names or
-  file contents that another node could have changed. A client that caches for a second makes a node read an old
-  size right after its peer's MPI message told it that the file is complete.
+- What one node has written the others see as soon as they look: names and attributes are kept by nobody, contents
+  from open to close at most (the kernel's pages; as with BeeGFS). A client that caches for a second makes a node
+  read an old size right after its peer's MPI message told it that the file is complete. Writes return when the
+  brick has them, so an error is the writer's and not lost in a close() that nobody checks.
 - Whoever connects to a brick proves that it knows the job's password, which is in root's files on the job's nodes
   and nowhere else. Addresses prove nothing: other jobs' users are on the same network.
-- A brick that dies gives I/O errors at once, one that is silent within `_SILENCE_S`.
+- A client that loses a brick ends, and takes its mount along: at once where the brick dies, after `_SILENCE_S` where
+  it is silent. It could go on with the other bricks, but then lists directories without the lost one's files and
+  reports no error, and a stage-out would prove to be complete what is not.
 """
 
 from __future__ import annotations
@@ -21,18 +24,24 @@ from beeond_ctl.backends import File, Mount, Mounted, PortOpen, Service
 from beeond_ctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from beeond_ctl.backends import Command, Keys, Question
+    from beeond_ctl.config import SiteConfig
     from beeond_ctl.plan import Plan, Target
 
 PROGRAMS: Final = ("glusterfsd", "glusterfs")
+ROOT_IS_DATA: Final = True
+MANAGED: Final = False
 
 _EXPORT: Final = "data"
 """Name under which each brick exports its target."""
 
 _USER: Final = "beeond"
 """GlusterFS's login needs a name beside the password."""
+
+_LOG_LEVEL: Final = "ERROR"
+"""One level more and every process prints its volume file, with the password, into its log."""
 
 _SILENCE_S: Final = 20
 """Seconds after which a brick that answers no ping counts as dead. GlusterFS's own 42 would outlast our deadlines;
@@ -42,14 +51,19 @@ _OPERATION_S: Final = 600
 """Seconds a living brick may take for one operation, such as syncing a large file to a slow device."""
 
 
+def edition(config: SiteConfig, find: Callable[[str], str | None]) -> str:  # noqa: ARG001
+    """There is only one."""
+    return ""
+
+
 def services(plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]:
     """The bricks of `node`, one per target: brick t listens at `plan.block + t`."""
     return tuple(_brick(plan, node, target, keys) for target in plan.targets)
 
 
-def membership(plan: Plan, keys: Keys) -> Question | None:  # noqa: ARG001 - the backends' common interface
-    """None: there is no registry of bricks; each node sees its own listening."""
-    return None
+def membership(plan: Plan, keys: Keys) -> tuple[Question, ...]:  # noqa: ARG001 - the backends' common interface
+    """None: each node sees its own bricks listening, and a client that does not reach one of them ends."""
+    return ()
 
 
 def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
@@ -57,9 +71,11 @@ def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
     point, log = plan.mount_point, f"{plan.run_dir}/logs/client.log"
     volume = f"{plan.run_dir}/client.vol"
     argv = (
-        "glusterfs", "--no-daemon", f"--volfile={volume}", f"--log-file={log}", "--log-level=ERROR",
+        "glusterfs", "--no-daemon", f"--volfile={volume}", f"--log-file={log}", f"--log-level={_LOG_LEVEL}",
         "--process-name=fuse", "--acl", "--attribute-timeout=0", "--entry-timeout=0", "--negative-timeout=0",
-        "--xlator-option=meta-autoload.meta-dir-name=/", "--event-history=off", "--reader-thread-count=4", "--fuse-mountopts=nodev,nosuid", point,
+        # $BEEOND/.meta would show every option to the user, the password too: give it a name that no path can have
+        "--xlator-option=meta-autoload.meta-dir-name=/",
+        "--event-history=off", "--reader-thread-count=4", "--fuse-mountopts=nodev,nosuid", point,
     )  # fmt: skip
     client = Service(
         name="glusterfs client",
@@ -84,7 +100,7 @@ def _brick(plan: Plan, node: str, target: Target, keys: Keys) -> Service:
     return Service(
         name=f"glusterfs {name}",
         argv=(
-            "glusterfsd", "--no-daemon", f"--volfile={volume}", f"--log-file={log}", "--log-level=ERROR",
+            "glusterfsd", "--no-daemon", f"--volfile={volume}", f"--log-file={log}", f"--log-level={_LOG_LEVEL}",
             f"--process-name={name}",
         ),
         log=log,
@@ -126,7 +142,7 @@ _latest: tuple[Plan, Keys, str] | None = None
 
 def client_volume(plan: Plan, keys: Keys) -> str:
     """Volume file of every client: the same text on all nodes, made once per plan (it names every brick)."""
-    global _latest  # noqa: PLW0603 - a plan of 10,000 nodes asks 10,000 times, and is slow to hash
+    global _latest  # a plan of 10,000 nodes asks 10,000 times, and is slow to hash
     if _latest is not None and _latest[0] is plan and _latest[1] == keys:
         return _latest[2]
     bricks = [
@@ -154,7 +170,10 @@ def client_volume(plan: Plan, keys: Keys) -> str:
             ])
             for name, host, port in bricks
         ),
-        _volume("spread", "cluster/distribute", [("lookup-optimize", "on")], [name for name, _, _ in bricks]),
+        _volume("spread", "cluster/distribute", [
+            ("lookup-optimize", "on"),  # a new name is looked up on one brick, not on all
+            ("assert-no-child-down", "on"),
+        ], [name for name, _, _ in bricks]),
     ))  # fmt: skip
     _latest = (plan, keys, text)
     return text
@@ -170,5 +189,7 @@ def _volume(name: str, kind: str, options: Iterable[tuple[str, str]], subvolumes
 
 def _quoted(value: str) -> str:
     if not value.isprintable() or "`" in value:
-        raise ConfigError(f"{value!r} cannot stand in a GlusterFS volume file; choose a path of printable characters")
+        raise ConfigError(
+            f"{value!r} cannot stand in a GlusterFS volume file; choose a path of printable characters"
+        )
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

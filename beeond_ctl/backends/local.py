@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Final
 from beeond_ctl.backends import Mount
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from beeond_ctl.backends import Command, Keys, Question, Service
+    from beeond_ctl.config import SiteConfig
     from beeond_ctl.plan import Plan
 
 PROGRAMS: Final[tuple[str, ...]] = ()
+ROOT_IS_DATA: Final = True
+MANAGED: Final = False
+
+
+def edition(config: SiteConfig, find: Callable[[str], str | None]) -> str:  # noqa: ARG001
+    """There is only one."""
+    return ""
 
 
 def services(plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]:  # noqa: ARG001 - the backends' interface
@@ -21,9 +31,9 @@ def services(plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]:  # noqa:
     return ()
 
 
-def membership(plan: Plan, keys: Keys) -> Question | None:  # noqa: ARG001
+def membership(plan: Plan, keys: Keys) -> tuple[Question, ...]:  # noqa: ARG001
     """None: there are no servers."""
-    return None
+    return ()
 
 
 def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
     """`beeond-ctl`. Turns every exception into one line on stderr and an exit code, here and nowhere else."""
     if len(sys.argv) == 2 and sys.argv[1] in {"prolog", "epilog"}:
-        sys.exit(guarded(lambda: _hook(sys.argv[1])))
+        code = guarded(lambda: _hook(sys.argv[1]))
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)  # all is closed by now, and to take the interpreter apart takes as long as to start it
     from beeond_ctl.cli.commands import cli
 
     sys.exit(guarded(lambda: cli.main(prog_name="beeond-ctl", standalone_mode=False)))

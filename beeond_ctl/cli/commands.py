@@ -159,6 +159,7 @@ def check(config_path: Path, *, as_json: bool) -> None:
 @click.option("--discard", is_flag=True, help="Give the data up: wipe it without staging it out.")
 @click.option("--yes", is_flag=True, help="With --discard: do not ask.")
 @click.option("--here", is_flag=True, hidden=True, help="This node's part.")
+@click.option("--ask", is_flag=True, hidden=True, help="Does this node have the proof of the stage-out?")
 @click.option("--proved", is_flag=True, hidden=True, help="Another node has the proof of the stage-out.")
 @click.pass_obj
 def recover(
@@ -169,6 +170,7 @@ def recover(
     discard: bool,
     yes: bool,
     here: bool,
+    ask: bool,
     proved: bool,
 ) -> None:
     """Finish what was left of an ended job: stage the kept data out, wipe it, and return the nodes to service.
@@ -183,6 +185,9 @@ def recover(
         raise UsageError(
             "recover has to be run as root: it starts services on the job's nodes; ask your admin"
         )
+    if ask:
+        click.echo(recovery.PROVED if recovery.is_proved(config, job_id) else "no")
+        return
     if here:
         recovery.on_this_node(config, job_id, discard=discard, proved=proved)
         return
@@ -209,6 +214,17 @@ def epilog() -> int:
     from beeond_ctl.lifecycle.teardown import epilog as run
 
     return run(os.environ)
+
+
+@cli.command(hidden=True)
+@click.argument("hook", type=click.Choice(["setup", "data_out"]))
+@click.argument("job_id", type=click.IntRange(1))
+@click.pass_obj
+def bb(config_path: Path, hook: str, job_id: int) -> None:
+    """What burst_buffer.lua asks of the controller, where slurmctld runs, as SlurmUser."""
+    from beeond_ctl import bb as hooks
+
+    {"setup": hooks.setup, "data_out": hooks.data_out}[hook](config_path, job_id)
 
 
 def _load(path: Path) -> SiteConfig:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import config as configuration
-from beeond_ctl import slurm, storage, supervisor
+from beeond_ctl import bb, slurm, storage, supervisor
 from beeond_ctl import state as states
 from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
 from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team
 from beeond_ctl.plan import port_blocks
-from beeond_ctl.request import needs_scheduler
+from beeond_ctl.request import Request, encode, needs_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,8 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     Raises BeeondError where this node is at fault; the node has then been drained with the reason.
     """
     request = environ.get(slurm.REQUEST_VARIABLE)
-    if not request:
+    has_directives = bb.MARK in environ.get("SLURM_JOB_COMMENT", "")
+    if not request and not has_directives:
         return 0
     where = slurm.prolog(environ)
     config = configuration.load(config_path)
@@ -39,7 +40,7 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
         job=where.job,
         nodes=where.nodes,
         node=where.node,
-        request=request,
+        request=request or encode(Request()),
         config=config.model_dump(mode="json"),
     )
     here = Here(config, state)
@@ -51,6 +52,9 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
         here.events.log("prolog", nodes=slurm.fold_nodes(where.nodes), user=where.job.user)
         try:
             with here.events.timed("bring-up"), guard.interruptible():
+                if has_directives and not _learn(here, request):
+                    steps.forget(here)
+                    return 0
                 bring_up(here)
         except (UserError, RequestError) as error:
             _give_up(here, one_line(error))
@@ -71,7 +75,7 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
 def bring_up(here: Here) -> None:
     """Everything from an empty node to a usable file system with the input in it.
 
-    Raises UserError, RequestError, JobGoneError, PeerError or NodeError; what was made until then is left for tear-down.
+    Raises UserError, RequestError, JobGoneError, PeerError or NodeError; tear-down finds what was made until then.
     """
     _ = here.first_plan  # an impossible request ends here, on every node alike
     staging = stage.Stage(here, inward=True)
@@ -85,6 +89,10 @@ def bring_up(here: Here) -> None:
             job_id = here.state.job.job_id
             free = claims.claim_ports(here.config.paths.run, job_id, port_blocks(here.config, here.state.job))
             storage.prepare(here.plan, here.node)
+            if here.backend.ROOT_IS_DATA:
+                # Before anything is mounted: GlusterFS's clients keep the owner of the root they saw first.
+                for target in here.plan.targets:
+                    _give_to_user(here, target.data)
         steps.agree_on_ports(here, team, free, _names(here))
         steps.start_services(here, team)
         steps.mount(here)
@@ -94,6 +102,25 @@ def bring_up(here: Here) -> None:
             staging.run(team)
         _announce(here)
         steps.meet(here, team, "ready", here.config.deadlines.meet)
+
+
+def _learn(here: Here, request: str | None) -> bool:
+    """Have the leader ask Slurm for the job's directives, and take their request. False: there is nothing asked for.
+
+    Raises RequestError, JobGoneError, PeerError or NodeError.
+    """
+    asking = Here(here.config, here.state)  # has a plan of its own, for nothing but the way to the leader
+    combine = {"asked": lambda reports: reports[asking.node]}
+    with open_team(asking, "directives", combine=combine, handlers={}) as team, telling(team, asking):
+        found = bb.asked(here.config.slurm.path, here.state.job.job_id) if asking.leads else ""
+        found = steps.meet(asking, team, "asked", here.config.deadlines.meet, request=found)["request"]
+    if found and request:
+        raise RequestError(
+            "this job has both --beeond and #BB_LUA directives; say all of it in one of the two ways"
+        )
+    here.state.request = found or request or here.state.request
+    here.save()
+    return bool(found or request)
 
 
 @contextmanager
@@ -126,7 +153,7 @@ def _give_up(here: Here, text: str) -> None:
     """Undo everything, and leave the text that fails the job."""
     if here.state.phase != "claimed":  # an impossible request has made nothing, and has no plan to remove
         with here.events.timed("roll-back"):
-            steps.remove_instance(here)
+            steps.roll_back(here)
     here.state.reason = text
     states.write_atomically(here.run_dir / "failure", text + "\n")
     here.enter("failed")
@@ -163,9 +190,14 @@ def _probe(here: Here, team: Team) -> None:
         if here.leads:
             for command in here.backend.settle(plan, here.keys):
                 supervisor.run(command, search_path=here.config.backend.path, deadline_s=deadline_s)
-            os.chmod(point, 0o700)
-            os.chown(point, here.state.job.uid, here.state.job.gid)
+            if not here.backend.ROOT_IS_DATA:
+                _give_to_user(here, str(point))
     steps.meet(here, team, "probed", deadline_s)
+
+
+def _give_to_user(here: Here, path: str) -> None:
+    os.chmod(path, 0o700)
+    os.chown(path, here.state.job.uid, here.state.job.gid)
 
 
 def _announce(here: Here) -> None:

@@ -70,7 +70,7 @@ def claim_mount(root: str, job_id: int, point: str) -> None:
         owner = _owner(root, path)
         if owner not in (None, job_id):
             raise UserError(
-                f"--beeond: mount={point} is in use by job {owner} on a node of this job; choose another, or leave it out"
+                f"--beeond: mount={point} is in use by job {owner} on a node of this job; choose another or none"
             )
         path.write_text(str(job_id))
 

@@ -51,9 +51,9 @@ class Here:
 
     @property
     def plan(self) -> Plan:
-        """The plan with the ports that the nodes agreed on."""
-        block = self.state.block
-        return self.first_plan if block is None else replace(self.first_plan, block=block)
+        """The plan with the ports and the edition that the nodes agreed on."""
+        block, edition = self.state.block, self.state.edition
+        return self.first_plan if block is None else replace(self.first_plan, block=block, edition=edition)
 
     @property
     def backend(self) -> Backend:

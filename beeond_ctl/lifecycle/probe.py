@@ -1,22 +1,34 @@
-"""The write probe: a mount is not readiness, so each node writes, and another one reads it."""
+"""The write probe: a mount is not readiness, so each node writes, and another one reads it.
+
+The directory that is probed may be the user's already, so nothing here follows a path through it: directories are
+opened without following links, and used by their descriptors.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import threading
-from typing import TypeVar, TYPE_CHECKING
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from beeond_ctl import mounts
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MARK: Final = "mark"
+
 
 def within(deadline_s: float, what: str, action: Callable[[], T]) -> T:
-    """The result of `action`, which may hang in the kernel. Raises NodeError with `what` when it does.
+    """The result of `action`, which may hang in the kernel. Raises NodeError with `what` when it does, or fails.
 
     The thread that hangs is left behind: it ends with this process, or with the mount.
     """
@@ -42,26 +54,76 @@ def within(deadline_s: float, what: str, action: Callable[[], T]) -> T:
     return results[0]
 
 
+@contextmanager
+def _opened(path: str | Path, within_fd: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, _DIRECTORY, dir_fd=within_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened_mount(point: Path) -> Iterator[int]:
+    """The directory mounted at `point`: what lies under it while nothing is mounted must not pass for it."""
+    with _opened(point) as top:
+        if mounts.mount_at(str(point)) is None:
+            raise OSError(errno.ENOTCONN, "nothing is mounted", str(point))
+        yield top
+
+
 def write(point: Path, node: str) -> None:
-    """Leave this node's mark below the mount `point`. Making a directory needs every server of the file system."""
-    directory = point / f".beeond-probe-{node}"
-    directory.mkdir(mode=0o700)
-    (directory / "mark").write_text(node)
+    """Leave this node's mark below the mount `point`. Making a directory needs every server of the file system.
+
+    Raises OSError.
+    """
+    name = _name(node)
+    with _opened_mount(point) as top:
+        os.mkdir(name, 0o700, dir_fd=top)
+        with _opened(name, top) as directory:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(_MARK, flags, 0o600, dir_fd=directory), "w") as file:
+                file.write(node)
 
 
 def check(point: Path, node: str) -> None:
-    """Read the mark of `node`, and remove it. Raises NodeError when it says something else, OSError when it is not there."""
-    directory = point / f".beeond-probe-{node}"
-    found = (directory / "mark").read_text()
-    if found != node:
-        raise NodeError(f"{point}: what {node} wrote reads {found!r} here; the file system is not one")
-    (directory / "mark").unlink()
-    directory.rmdir()
+    """Read the mark of `node`, and remove it. Raises NodeError when another one wrote it, OSError if not there."""
+    name = _name(node)
+    with _opened_mount(point) as top:
+        with _opened(name, top) as directory:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open(_MARK, flags, dir_fd=directory), "rb") as file:
+                found = file.read(1024).decode(errors="replace")
+            if found != node or os.fstat(directory).st_uid != 0:
+                raise NodeError(
+                    f"{point}: what {node} wrote reads {found!r} here; the file system is not one"
+                )
+            os.unlink(_MARK, dir_fd=directory)
+        os.rmdir(name, dir_fd=top)
 
 
 def touch(point: Path) -> None:
-    """Make and remove a directory, which needs every server. Safe in a directory that a user owns: neither call
-    follows a link, and the name cannot be guessed. Raises OSError."""
-    path = point / f".beeond-probe-{secrets.token_hex(8)}"
-    path.mkdir(mode=0)
-    path.rmdir()
+    """Make and remove a directory, which needs every server; its name cannot be guessed. Raises OSError."""
+    name = _name(secrets.token_hex(8))
+    with _opened_mount(point) as top:
+        os.mkdir(name, 0, dir_fd=top)
+        os.rmdir(name, dir_fd=top)
+
+
+def insist(point: Path, deadline_s: float) -> None:
+    """`touch` until it succeeds: clients take some seconds to find a server that was started again.
+
+    Raises OSError, that of the last try, when `deadline_s` have passed.
+    """
+    deadline = time.monotonic() + deadline_s
+    while True:
+        try:
+            return touch(point)
+        except OSError:
+            if time.monotonic() > deadline - 1:
+                raise
+        time.sleep(0.1)
+
+
+def _name(word: str) -> str:
+    return f".beeond-probe-{word}"

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from beeond_ctl.lifecycle.team import Team
 
-NOTHING = "nothing left of job"
-PROVED = "stage-out was proved"
+PROVED = "proved"
 
 
 def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discard: bool) -> Iterator[str]:
@@ -36,13 +35,12 @@ def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discar
     nodes = slurm.expand_nodes(node_list) if node_list else _known_nodes(config, job_id)
     yield f"job {job_id}: recovering on {slurm.fold_nodes(nodes)}"
     deadline_s = config.deadlines.meet + 7 * 86400  # the copying has its own deadline for standing still
-    words = ["beeond-ctl", "recover", str(job_id), "--here", *(["--discard"] if discard else [])]
-    answers = on_nodes(nodes, words, timeout_s=deadline_s)
-    if any(PROVED in answer.output for answer in answers) and any(answer.code for answer in answers):
-        # The proof was written by the leader, and did not reach all the others before their Epilogs ended.
-        failed = [answer.node for answer in answers if answer.code != 0]
-        again = on_nodes(failed, [*words, "--proved"], timeout_s=deadline_s)
-        answers = [answer for answer in answers if answer.node not in failed] + again
+    words = ["beeond-ctl", "recover", str(job_id)]
+    # The leader writes the proof down before it tells the others, and may have died in between.
+    asked = on_nodes(nodes, [*words, "--ask"], timeout_s=config.deadlines.meet)
+    proved = any(answer.output.strip() == PROVED for answer in asked)
+    how = ["--discard"] if discard else ["--proved"] if proved else []
+    answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
     by_text: dict[str, list[str]] = {}
     for answer in answers:
         text = " ".join(answer.output.split()) or (
@@ -80,8 +78,7 @@ def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: bool
     with states.locked(config.paths.run, job_id, "run it again"):
         state = states.read(config.paths.run, job_id) or _rebuild(config, job_id)
         if state is None:
-            told = PROVED if _proof_in_log(config, job_id) else NOTHING
-            sys.stdout.write(f"{told}: {NOTHING} {job_id}\n" if told == PROVED else f"{NOTHING} {job_id}\n")
+            sys.stdout.write(f"nothing left of job {job_id}\n")
             return
         here = Here(SiteConfig.model_validate(state.config), state)
         here.events.log("recover", discard=discard, proved=proved)
@@ -108,8 +105,19 @@ def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
     return None
 
 
-def _proof_in_log(config: SiteConfig, job_id: int) -> bool:
-    return any(event.get("event") == "proved" for event in events.read(config.paths.log, job_id))
+def is_proved(config: SiteConfig, job_id: int) -> bool:
+    """Whether this node knows that the job's whole stage-out is proved: by its state, or by its event log."""
+    state = states.read(config.paths.run, job_id)
+    if state is not None and state.proved:
+        return True
+    logged = [
+        event["event"] for event in events.read(config.paths.log, job_id) if event.get("event") in _RUNS
+    ]
+    return logged[-1:] == ["proved"]
+
+
+_RUNS = ("prolog", "proved")
+"""A job that was requeued begins anew in the same log: an earlier run's proof says nothing of the last one."""
 
 
 def _restart(here: Here, team: Team) -> None:
@@ -131,8 +139,7 @@ def _resume(config: SiteConfig, here: Here, job_id: int) -> None:
     if not config.slurm.resume_after_recover:
         return
     try:
-        if slurm.reason(config.slurm.path, here.node).startswith(guard.drain_prefix(job_id)):
-            slurm.resume(config.slurm.path, here.node)
+        slurm.undrain(config.slurm.path, here.node, guard.drain_prefix(job_id))
     except BeeondError as error:
         name = here.node or socket.gethostname()
         sys.stdout.write(f"{name} is clean but not back in service: {one_line(error)}\n")

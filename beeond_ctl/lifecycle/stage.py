@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import slurm
 from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
+from beeond_ctl.lifecycle import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from beeond_ctl.lifecycle.here import Here
-    from beeond_ctl.lifecycle.team import Team
+    from beeond_ctl.lifecycle.team import Combine, Team
     from beeond_ctl.request import Transfer
     from beeond_ctl.staging.coordinator import Coordinator
     from beeond_ctl.staging.transfer import Identity, Job
@@ -34,9 +35,8 @@ class Stage:
         self._coordinators: dict[int, Coordinator] = {}
         count = len(here.request.stage_in if inward else here.request.stage_out)
         self.handlers = {"take": self._take, "report": self._report}
-        self.combine = {
-            f"staged-{index}": self._summing(index, last=index == count - 1) for index in range(count)
-        }
+        self.combine: dict[str, Combine] = {f"staged-{index}": self._summing(index) for index in range(count)}
+        self.combine["proved"] = self._prove
 
     def run(self, team: Team) -> None:
         """Copy everything, together with all other nodes.
@@ -55,8 +55,30 @@ class Stage:
                     _told(transfer, summary, inward=self._inward)
                 )
         if not self._inward:
+            self._prove_together(team)
+
+    def _prove_together(self, team: Team) -> None:
+        """All nodes see that what was copied was the whole file system, then that it is proved.
+
+        Raises RetainedError when a server or client died meanwhile: it may have taken files out of sight.
+        """
+        here = self._here
+        damage = team.meet("proved", {"damage": steps.damage(here)}, here.config.deadlines.meet)["damage"]
+        if damage:
+            raise RetainedError(f"the file system broke while it was copied: {damage}")
+        here.state.proved = True
+        here.save()
+
+    def _prove(self, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        damage = "; ".join(
+            f"{node}: {report['damage']}" for node, report in reports.items() if report["damage"]
+        )
+        if not damage:
+            # Before anyone learns of it and wipes: the others' proof is this record.
             self._here.state.proved = True
             self._here.save()
+            self._here.events.log("proved")
+        return {"damage": damage}
 
     def _transfer(self, team: Team, index: int, transfer: Transfer) -> dict[str, Any]:
         from beeond_ctl.staging.worker import serve
@@ -114,18 +136,12 @@ class Stage:
         self._coordinators[payload["transfer"]].report(node, payload["result"])
         return {}
 
-    def _summing(self, index: int, *, last: bool) -> Callable[[dict[str, dict[str, Any]]], dict[str, Any]]:
+    def _summing(self, index: int) -> Callable[[dict[str, dict[str, Any]]], dict[str, Any]]:
         """What the leader answers once all nodes have finished transfer `index`."""
 
         def combine(_: dict[str, dict[str, Any]]) -> dict[str, Any]:
             summary = self._coordinators[index].summary()
             self._coordinators[index].close()
-            done = summary.proved or summary.missing
-            if last and done and not self._inward:
-                # Before anyone learns of it and wipes: the others' proof is this record.
-                self._here.state.proved = True
-                self._here.save()
-                self._here.events.log("proved")
             return {
                 "proved": summary.proved, "missing": summary.missing, "cancelled": summary.cancelled,
                 "problems": summary.problems()[:20], "remarks": summary.remarks()[:20],

@@ -6,18 +6,20 @@ Every step is announced in the state file by `Here.enter` before it is taken.
 from __future__ import annotations
 
 import shutil
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import mounts, storage, supervisor
-from beeond_ctl.errors import NodeError
+from beeond_ctl.errors import NodeError, PeerError, one_line
 from beeond_ctl.lifecycle import claims
+from beeond_ctl.lifecycle.team import open_team
 from beeond_ctl.plan import port_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from beeond_ctl.backends import Service
+    from beeond_ctl.backends import Question, Service
     from beeond_ctl.lifecycle.here import Here
     from beeond_ctl.lifecycle.team import Combine, Team
 
@@ -29,12 +31,20 @@ def meet(here: Here, team: Team, point: str, timeout_s: float, **report: Any) ->
 
 
 def combine(here: Here) -> dict[str, Combine]:
-    """The leader's part of the meetings of `agree_on_ports`."""
-    return {"prepared": partial(_agree, here)}
+    """The leader's part of the meetings of `agree_on_ports` and `start_services`."""
+    return {"prepared": partial(_agree, here), "registered": _see_that_none_is_missing}
 
 
 def _agree(here: Here, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The leader's choice: the first block that is free everywhere."""
+    """The leader's choice: the first block that is free everywhere. Raises PeerError for nodes of another edition."""
+    edition = here.state.edition
+    others = {node: report["edition"] for node, report in reports.items() if report["edition"] != edition}
+    if others:
+        found = ", ".join(f"{node} has {other}" for node, other in others.items())
+        raise PeerError(
+            f"{here.first_plan.backend} {edition} is on {here.node} and {found}; install the same everywhere",
+            tuple(others),
+        )
     for block in port_blocks(here.config, here.state.job):
         if all(block in report["free"] for report in reports.values()):
             return {"block": block, "names": _known_names(reports)}
@@ -48,7 +58,14 @@ def _known_names(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def agree_on_ports(here: Here, team: Team, free: list[int], names: dict[str, Any]) -> None:
     """Meet at `prepared`, and take the port block and the names that the leader tells. Raises NodeError."""
-    answer = meet(here, team, "prepared", here.config.deadlines.meet, free=free, names=names)
+    search_path = here.config.backend.path
+    here.state.edition = here.backend.edition(
+        here.config, lambda name: supervisor.find_program(name, search_path)
+    )
+    answer = meet(
+        here, team, "prepared", here.config.deadlines.meet,
+        free=free, names=names, edition=here.state.edition,
+    )  # fmt: skip
     if answer["block"] is None:
         raise NodeError(
             f"no block of 16 ports out of {here.config.network.ports} is free on all nodes; widen network.ports "
@@ -60,12 +77,61 @@ def agree_on_ports(here: Here, team: Team, free: list[int], names: dict[str, Any
 
 
 def start_services(here: Here, team: Team) -> None:
-    """Start all servers of this node at once, and meet when those of all nodes serve."""
+    """Start all servers of this node at once, and meet when those of all nodes serve and know each other.
+
+    Where the servers are managed, they are started when their manager, on the leader, is ready.
+    """
+    deadline_s = here.config.deadlines.start
+    services = here.backend.services(here.plan, here.node, here.keys)
     with here.step("starting") as extra:
-        services = here.backend.services(here.plan, here.node, here.keys)
         extra["services"] = len(services)
-        start(here, services)
-    meet(here, team, "serving", here.config.deadlines.start)
+        if here.backend.MANAGED:
+            start(here, [service for service in services if service.first])
+            meet(here, team, "managed", deadline_s)
+        start(here, [service for service in services if not service.first])
+    meet(here, team, "serving", deadline_s)
+    questions = here.backend.membership(here.plan, here.keys)
+    if questions:
+        missing = _wait_for_members(here, team, questions) if here.leads else {}
+        late_s = here.config.deadlines.silence  # the leader asks until its deadline
+        meet(here, team, "registered", deadline_s + late_s, missing=missing)
+
+
+_ASK_AGAIN_S: Final = 0.05
+"""Seconds between two questions: a program is run for each, on the leader alone."""
+
+
+def _wait_for_members(here: Here, team: Team, questions: Sequence[Question]) -> dict[str, str]:
+    """Ask until nobody is missing, or the deadline has passed; who is missing then, and what of them.
+
+    Raises PeerError when a node fails meanwhile.
+    """
+    search_path, deadline_s = here.config.backend.path, here.config.deadlines.start
+    deadline = time.monotonic() + deadline_s
+    missing: dict[str, str] = {}
+    with here.events.timed("registering"):
+        for question in questions:
+            while missing := question.missing(
+                supervisor.run(
+                    question.command,
+                    search_path=search_path,
+                    deadline_s=max(1.0, deadline - time.monotonic()),
+                    check=False,
+                )
+            ):
+                team.check()
+                if time.monotonic() > deadline:
+                    return missing
+                time.sleep(_ASK_AGAIN_S)
+    return missing
+
+
+def _see_that_none_is_missing(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    for missing in (report["missing"] for report in reports.values()):
+        if missing:
+            what = ", ".join(f"{node}: {text}" for node, text in missing.items())
+            raise PeerError(f"servers do not come to the file system: {what}; see their logs", tuple(missing))
+    return {}
 
 
 def start(here: Here, services: Sequence[Service]) -> None:
@@ -110,6 +176,35 @@ def lives(here: Here, name: str) -> bool:
     """Whether the service called `name` runs on this node."""
     process = here.state.processes.get(name)
     return process is not None and supervisor.alive(supervisor.Process(name, *process))
+
+
+def damage(here: Here) -> str:
+    """What of the instance no longer runs on this node; empty when all of it does.
+
+    A client that was started again counts as damage to whoever began before: it is known by pid and start time.
+    """
+    how = here.backend.mount(here.plan, here.node, here.keys)
+    running = (*here.backend.services(here.plan, here.node, here.keys), *how.helpers, how.service)
+    dead = [service.name for service in running if service is not None and not lives(here, service.name)]
+    if mounts.mount_at(how.point) is None:
+        dead.append("mount")
+    return f"{', '.join(dead)} died" if dead else ""
+
+
+def roll_back(here: Here) -> None:
+    """Remove an instance that no user has seen. Raises NodeError naming what could not be removed.
+
+    A client that outlives its file system's manager cannot be unmounted, so where there is one the nodes meet between
+    unmounting and stopping. Whoever does not come is passed over.
+    """
+    if here.backend.MANAGED and here.state.phase not in {"claimed", "preparing"}:
+        try:
+            with open_team(here, "roll-back", combine={}, handlers={}) as team:
+                unmount(here)
+                meet(here, team, "unmounted", here.config.deadlines.stop)
+        except (PeerError, NodeError) as error:
+            here.events.log("roll-back alone", message=one_line(error))
+    remove_instance(here)
 
 
 def remove_instance(here: Here) -> None:

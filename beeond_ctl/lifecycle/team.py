@@ -24,6 +24,9 @@ class Team(Protocol):
     def meet(self, point: str, report: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Wait for all nodes at `point`; the leader's answer. Raises PeerError."""
 
+    def check(self) -> None:
+        """Raises PeerError when another node has failed meanwhile."""
+
     def ask(self, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Ask the leader. Raises PeerError."""
 
@@ -38,6 +41,9 @@ class _Alone:
     def meet(self, point: str, report: dict[str, Any], timeout_s: float) -> dict[str, Any]:  # noqa: ARG002
         combine = self._combine.get(point)
         return combine({self._node: report}) if combine else {}
+
+    def check(self) -> None:
+        """Nobody else."""
 
     def ask(self, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:  # noqa: ARG002
         return self._handlers[kind](self._node, payload)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import config as configuration
-from beeond_ctl import mounts, slurm, storage
+from beeond_ctl import slurm, storage
 from beeond_ctl import state as states
 from beeond_ctl.errors import BeeondError, PeerError, RetainedError, one_line
 from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
@@ -25,10 +25,9 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
 
     Raises BeeondError where the node does not end clean; it has then been drained with the reason.
     """
-    where = slurm.prolog(environ)
+    job_id, node = slurm.epilog_job(environ), slurm.node_name(environ)
     config = configuration.load(config_path)
-    job_id = where.job.job_id
-    with states.locked(config.paths.run, job_id, "try again"), guard.draining(config, where.node, job_id):
+    with states.locked(config.paths.run, job_id, "try again"), guard.draining(config, node, job_id):
         state = states.read(config.paths.run, job_id)
         if state is None:
             return 0
@@ -47,7 +46,7 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
     """
     if not here.state.ran:
         if here.state.phase not in {"claimed", "failed"}:
-            steps.remove_instance(here)
+            steps.roll_back(here)
         steps.forget(here)
         return
     owed = _owed(here)
@@ -95,23 +94,23 @@ def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _see_that_it_is_whole(here: Here, team: Team) -> None:
     """A file system that lacks a server may say "no such file" of what it has. Raises NodeError or PeerError."""
     point, deadline_s = Path(here.plan.mount_point), here.config.deadlines.start
-    probe.within(deadline_s, f"{point} does not answer", lambda: probe.touch(point))
+    with here.events.timed("whole"):
+        probe.within(deadline_s, f"{point} does not answer", lambda: probe.insist(point, deadline_s))
     steps.meet(here, team, "whole", deadline_s)
 
 
-def _revive(here: Here, team: Team) -> None:  # noqa: ARG001 - recover's way of preparing needs the team
-    """Start again what died during the job, so that its data can still be staged out. Raises NodeError."""
+def _revive(here: Here, team: Team) -> None:
+    """Start again what died during the job, so that its data can still be staged out. Raises NodeError or PeerError."""
     services = here.backend.services(here.plan, here.node, here.keys)
     dead = tuple(service for service in services if not steps.lives(here, service.name))
     if dead:
         here.events.log("revived", services=[service.name for service in dead])
         steps.start(here, dead)
-    how = here.backend.mount(here.plan, here.node, here.keys)
-    mounted = mounts.mount_at(how.point) is not None
-    if not mounted or (how.service is not None and not steps.lives(here, how.service.name)):
-        here.events.log("remounted", point=how.point)
-        if mounted:
-            mounts.unmount(how.point, deadline_s=here.config.deadlines.stop)
+    # A GlusterFS client ends itself as long as another node's brick is missing.
+    steps.meet(here, team, "revived", here.config.deadlines.start)
+    if steps.damage(here):
+        here.events.log("remounted", damage=steps.damage(here))
+        steps.unmount(here)
         steps.mount(here)
         here.enter("staging-out")
 

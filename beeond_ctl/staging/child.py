@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -32,13 +33,24 @@ def make_parents(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+        return
+    with contextlib.suppress(OSError):  # a file system that cannot sync directories
+        fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def run(main: Callable[[], None]) -> None:
     """Give up what is left of privileges, raise the limit on open files, and run `main` until its input
     ends."""
     import ctypes
+    import gc
     import resource
+
+    gc.freeze()
+    gc.set_threshold(100_000)  # batches are trees of small lists that die by themselves
 
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -215,8 +215,8 @@ class Coordinator:
         with self._lock:
             self._moved_s = time.monotonic()
             if kind == "making":
+                self._synced_s = 0.0  # this one is synced
                 self._record(("root", ""))
-                self._synced_s = 0.0
                 if self._scanner.stdin is not None:
                     wire.send(self._scanner.stdin, "go")
             elif kind == "ready":
@@ -238,8 +238,8 @@ class Coordinator:
             elif kind == "special":
                 self._tally.special = self._tally.special.add(1, [_name(wire.loads(fields[3]))])
             elif kind == "failed":
-                name, _ = (str(item) for item in wire.loads(fields[3]))
-                self._failed(fields[1], fields[2], [name], 1)
+                name, text = (str(item) for item in wire.loads(fields[3]))
+                self._failed(fields[1], fields[2], [f"{name}: {text}" if fields[1] == "other" else name], 1)
             elif kind == "end":
                 self._scan_ok = True
             else:
@@ -361,7 +361,8 @@ class Coordinator:
     def report(self, node: str, result: dict[str, Any]) -> None:
         """Take in what `node` says of a work that it took. What is not expected from it is ignored."""
         with self._lock:
-            work = self._outstanding.get(result.get("id", -1))
+            number = result.get("id")
+            work = self._outstanding.get(number) if isinstance(number, int) else None
             if work is None or work.node != node or work.attempt != result.get("attempt"):
                 return
             self._moved_s = time.monotonic()
@@ -381,8 +382,8 @@ class Coordinator:
     def _accept(self, work: _Work, answer: _Answer) -> None:
         del self._outstanding[work.number]
         tally = self._tally
-        for cause, side, name, _ in answer.failures:
-            self._failed(cause, side, [name], 1)
+        for cause, side, name, text in answer.failures:
+            self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
         for kind, names in answer.notes.items():
             tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
         counted = answer.copied + answer.skipped + len(answer.failures) - answer.uncounted
@@ -459,12 +460,12 @@ class Coordinator:
     def node_lost(self, node: str) -> None:
         """`node` will not report any more: others do what it had taken."""
         with self._lock:
-            if node in self._nodes:
+            if node in self._nodes and not self._finished():
                 self._give_up(node, "lost")
                 self._lock.notify_all()
 
     def cancel(self, reason: str) -> None:
-        """Hand out nothing more. What is under way may still be reported."""
+        """Hand out nothing more and be finished. What is under way may still be reported until `close`."""
         with self._lock:
             if not self._cancelled and not self._finished():
                 self._cancelled = reason
@@ -506,7 +507,7 @@ class Coordinator:
         if self._missing or self._refused:
             return True
         if self._cancelled:
-            return not self._outstanding
+            return True  # whatever is under way may hang
         return _PHASES[self._phase] == "end"
 
     def _proved(self) -> bool:

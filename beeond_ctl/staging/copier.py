@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import sys
@@ -47,10 +48,12 @@ if TYPE_CHECKING:
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _TRIES = 3
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MEMORY = {"tmpfs", "ramfs"}
 _MAX_THREADS = 32
+_PROBE = 16
 
 
 class _Sync:
@@ -150,7 +153,7 @@ class Copier:
         self.resumed: bool = setup["run"] > 1
         self.update, self.read_back = "update" in flags, "metadata-only" not in flags
         self.source = Tree(setup["source"], make=False)
-        self.target = Tree(setup["destination"], make=True)
+        self.target = Tree(setup["destination"], make=True, fresh=setup["root_made"] and not self.resumed)
         seen = [os.fstat(tree.root.fd).st_ino for tree in (self.source, self.target)]
         if seen != setup["inodes"]:
             raise StagingError("other", "this node sees another directory under that name")
@@ -213,7 +216,7 @@ class Copier:
     def _adapt(self, wall_s: float, busy_s: float, count: int) -> None:
         """As many threads as calls have to be in flight to keep one processor busy; one where calls do not
         wait."""
-        if count >= 16:
+        if count > _PROBE:
             waiting = wall_s * self.threads / max(busy_s, 0.001)
             self.threads = 1 if waiting < 4 else min(_MAX_THREADS, int(waiting))
 
@@ -231,13 +234,18 @@ class Copier:
                 self._unlink(item)
                 result.fail(failure.side, failure.error, _join(item.path, item.entry[0]))
 
-        if self.threads == 1 or len(items) < 2:
-            for item in items:
+        queue = iter(items)
+        if self.threads == 1:
+            begun, used = time.monotonic(), time.process_time()
+            for item in itertools.islice(queue, _PROBE):
+                one(item)
+            self._adapt(time.monotonic() - begun, time.process_time() - used, len(items))
+        if self.threads == 1:
+            for item in queue:
                 one(item)
             return done
         import threading
 
-        queue = iter(items)
         lock = threading.Lock()
 
         def work() -> None:
@@ -370,9 +378,7 @@ class Copier:
             if self.read_back:
                 self._prove(item)
             else:
-                there = os.stat(item.temp, dir_fd=directory, follow_symlinks=False)
-                if there.st_size != info.st_size or not same_time(info.st_mtime_ns, there.st_mtime_ns):
-                    raise StagingError("mismatch")  # noqa: TRY301
+                _compare(info, os.stat(item.temp, dir_fd=directory, follow_symlinks=False))
             name = self.rename.get(item.entry[0], item.entry[0])
             if not item.target.made:
                 self._keep_newer(directory, name, info, _join(item.path, name), result)
@@ -409,12 +415,9 @@ class Copier:
                 digest = data.hash_range(fd, 0, info.st_size, sparse=item.sparse)
         finally:
             os.close(fd)
-        if (
-            digest != item.digest
-            or there.st_size != info.st_size
-            or not same_time(info.st_mtime_ns, there.st_mtime_ns)
-        ):
+        if digest != item.digest:
             raise StagingError("mismatch")
+        _compare(info, there)
 
     def _keep_newer(
         self, directory: int, name: str, info: os.stat_result, path: str, result: _Result
@@ -426,15 +429,13 @@ class Copier:
         except FileNotFoundError:
             return
         if stat.S_ISREG(there.st_mode) and there.st_mtime_ns > info.st_mtime_ns:
-            if same_time(info.st_mtime_ns, there.st_mtime_ns):
-                return
-            os.link(
-                name,
-                f"{name}.newer-{self.token}",
-                src_dir_fd=directory,
-                dst_dir_fd=directory,
-                follow_symlinks=False,
-            )
+            kept = f"{name}.newer-{self.token}.{self.setup['run']}"
+            try:
+                os.link(name, kept, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                os.rename(name, kept, src_dir_fd=directory, dst_dir_fd=directory)
             result.note("newer", path)
 
     def _symlink(self, item: _Written, result: _Result) -> None:
@@ -665,7 +666,7 @@ class Copier:
         try:
             os.link(first, temp, src_dir_fd=first_dir, dst_dir_fd=directory.fd, follow_symlinks=False)
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV):
+            if error.errno in _NO_LINK:
                 raise _LinkRefusedError from None
             raise
         try:
@@ -678,6 +679,8 @@ class Copier:
     def delete(self, dirs: list[str], result: _Result) -> None:
         """Remove from the destination what its source directory has no entry for."""
         deleted: list[str] = []
+        if self.setup["single"]:
+            result.skipped, dirs = len(dirs), []
         for path in dirs:
             try:
                 with os.scandir(self.source.open(path).fd) as entries:
@@ -734,7 +737,7 @@ class Copier:
                 source = self.source.open(path).fd
                 side = "destination"
                 target = self.target.open(path)
-                if path or self.setup["root_made"]:
+                if (path or self.setup["root_made"]) and not self.setup["single"]:
                     self._finish_one(source, target, path, result)
                 if self.sync.how == _Sync.EACH:
                     with contextlib.suppress(OSError):  # a file system that cannot sync directories (EINVAL)
@@ -775,6 +778,12 @@ class _LinkRefusedError(Exception):
 
 def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
+
+
+def _compare(info: os.stat_result, there: os.stat_result) -> None:
+    """Size and time of what was written with what was read. Raises StagingError."""
+    if there.st_size != info.st_size or not same_time(info.st_mtime_ns, there.st_mtime_ns):
+        raise StagingError("mismatch")
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:

@@ -58,7 +58,8 @@ def copy_metadata(
     notes: list[str] = []
     mode = stat.S_IMODE(info.st_mode)
     if _EUID == 0:
-        os.chown(target, info.st_uid, info.st_gid)
+        if gid != info.st_gid or info.st_uid != 0:
+            os.chown(target, info.st_uid, info.st_gid)
     elif gid != info.st_gid:
         try:
             os.chown(target, -1, info.st_gid)

@@ -25,6 +25,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
+import time
 from array import array
 from bisect import bisect_left
 
@@ -35,6 +37,7 @@ from beeond_ctl.staging.tree import Tree
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import ThreadPoolExecutor
     from typing import Any
 
 FILE, PROVED, SYMLINK = range(3)
@@ -42,6 +45,15 @@ FILE, PROVED, SYMLINK = range(3)
 
 PIECE = 64 << 20
 """Bytes of a big file that one copier does at a time."""
+
+_STATS = 1024
+"""Entries of a directory whose status is asked for, and held, at a time."""
+
+_KEEP = 32
+"""Directories that a thread keeps open."""
+
+_SLOW_S, _ENOUGH, _THREADS = 0.0003, 64, 32
+"""When calls wait longer than this on average of so many, others are worth having in flight; and how many."""
 
 _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_DIRS = 256, 8 << 20, 128
 
@@ -144,62 +156,115 @@ class _Scan:
         self.first_links: dict[tuple[int, int], list[Any]] = {}
         self.batch, self.links = _Batch(), _Batch()
         self.dirs, self.locked = _Paths("dirs"), _Paths("locked")
-        self.destination: str = config["destination"]
+        self.source, self.destination = str(config["source"]), str(config["destination"])
+        self.lock = threading.Condition()
+        self.pending: list[str] = []
+        self.busy = self.asked = 0
+        self.waited_s = 0.0
+        self.threads: list[threading.Thread] = []
+        self.pool: ThreadPoolExecutor | None = None
+        self.error: BaseException | None = None
 
     def walk(self, tree: Tree) -> None:
-        """Everything below the root of `tree`."""
-        pending = [""]
-        while pending:
-            path = pending.pop()
-            try:
-                directory = tree.open(path)
-                info = os.fstat(directory.fd)
-                below = self.directory(path, directory.fd)
-            except (OSError, StagingError) as error:
-                _fail(error, "source", path or ".")
-                continue
-            pending += reversed(below)
-            mode = stat.S_IMODE(info.st_mode)
-            (self.dirs if mode & 0o700 == 0o700 else self.locked).add(path)
-            tree.trim()
+        """Everything below the root of `tree`, by one thread, or by many once calls turn out to wait."""
+        self.pending, self.busy = [""], 0
+        self._walk_some(tree)
+        for thread in self.threads:
+            thread.join()
+        if self.error is not None:
+            raise self.error
         self.finish()
 
+    def _walk_some(self, tree: Tree) -> None:
+        """Take directories until none is left or to come."""
+        while True:
+            with self.lock:
+                self.lock.wait_for(lambda: bool(self.pending) or not self.busy or self.error is not None)
+                if not self.pending or self.error is not None:
+                    return
+                path = self.pending.pop()
+                self.busy += 1
+            try:
+                self._visit(tree, path)
+            except BaseException as error:  # noqa: BLE001 (raised again by `walk`)
+                self.error = error
+            with self.lock:
+                self.busy -= 1
+                self.lock.notify_all()
+
+    def _visit(self, tree: Tree, path: str) -> None:
+        try:
+            directory = tree.open(path)
+            mode = os.fstat(directory.fd).st_mode
+            with os.scandir(directory.fd) as entries:
+                listed = sorted(entries, key=_name)
+        except (OSError, StagingError) as error:
+            with self.lock:
+                _fail(error, "source", path or ".")
+            return
+        prefix = f"{path}/" if path else ""
+        below = [prefix + entry.name for entry in listed if entry.is_dir(follow_symlinks=False)]
+        if below:
+            listed = [entry for entry in listed if not entry.is_dir(follow_symlinks=False)]
+        with self.lock:
+            self.batch.group(path)
+            (self.dirs if mode & 0o700 == 0o700 else self.locked).add(path)
+            self.pending += reversed(below)
+        start = 0
+        while start < len(listed):
+            part = listed[start : start + (_ENOUGH if self.pool is None else _STATS)]
+            start += len(part)
+            infos = self._stats(part)
+            with self.lock:
+                for entry, info in zip(part, infos, strict=True):
+                    if isinstance(info, os.stat_result):
+                        self.entry(path, prefix, entry.name, info)
+                    elif not isinstance(info, FileNotFoundError):  # else it went: as if we had come later
+                        _fail(info, "source", prefix + entry.name)
+        with self.lock:
+            if self.batch.full():
+                self.batch.send("batch")
+        tree.trim(_KEEP)
+
+    def _stats(self, entries: list[os.DirEntry[str]]) -> list[os.stat_result | OSError]:
+        """The status of each, or why there is none."""
+        if self.pool is not None and len(entries) > 1:
+            return list(self.pool.map(_stat, entries))
+        begun, used = time.monotonic(), time.process_time()
+        infos = [_stat(entry) for entry in entries]
+        if self.pool is None:
+            self.waited_s += time.monotonic() - begun - (time.process_time() - used)
+            self.asked += len(entries)
+            if self.asked >= _ENOUGH:
+                if self.waited_s / self.asked > _SLOW_S:
+                    self._widen()
+                self.waited_s, self.asked = 0.0, 0
+        return infos
+
+    def _widen(self) -> None:
+        """Calls wait: have many in flight."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.pool = ThreadPoolExecutor(_THREADS)
+        self.threads = [
+            threading.Thread(target=lambda: self._walk_some(Tree(self.source, make=False)), daemon=True)
+            for _ in range(_THREADS)
+        ]
+        for thread in self.threads:
+            thread.start()
+
     def finish(self) -> None:
+        """Send what is left."""
         self.batch.send("batch")
         self.links.send("links")
         self.dirs.send()
         self.locked.send()
 
-    def directory(self, path: str, fd: int) -> list[str]:
-        """Take in the entries of one directory; returns the directories in it, sorted."""
-        below: list[str] = []
-        prefix = f"{path}/" if path else ""
-        with os.scandir(fd) as entries:
-            listed = sorted(entries, key=_name)
-        self.batch.group(path)
-        for entry in listed:
-            name = entry.name
-            if entry.is_dir(follow_symlinks=False):
-                below.append(prefix + name)
-                continue
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # it went between the two calls, as if we had come later
-            except OSError as error:
-                _fail(error, "source", prefix + name)
-                continue
-            self.entry(path, prefix, name, info)
-            if self.batch.full():
-                self.batch.send("batch")
-        if self.batch.full():
-            self.batch.send("batch")
-        return below
-
     def entry(self, path: str, prefix: str, name: str, info: os.stat_result) -> None:
         """Take in one entry that is no directory."""
         mode, size = info.st_mode, info.st_size
-        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        regular = stat.S_ISREG(mode)
+        if not regular and not stat.S_ISLNK(mode):
             _say("special", "1", "0", wire.dumps(prefix + name))
             return
         if info.st_nlink > 1:
@@ -212,7 +277,7 @@ class _Scan:
                 if self.links.full():
                     self.links.send("links")
                 return
-        kind = FILE if stat.S_ISREG(mode) else SYMLINK
+        kind = FILE if regular else SYMLINK
         if kind == FILE and self.proofs is not None:
             mark = fingerprint(prefix + name, size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
             if self.proofs.has(mark):
@@ -221,10 +286,13 @@ class _Scan:
         if kind == FILE and size > 2 * PIECE:
             self.big(path, prefix, entry)
             return
-        self.batch.group(path).append(entry)
-        self.batch.count += 1
+        batch = self.batch
+        batch.group(path).append(entry)
+        batch.count += 1
         if kind == FILE:
-            self.batch.bytes += size
+            batch.bytes += size
+        if batch.count >= _BATCH_ENTRIES or batch.bytes >= _BATCH_BYTES:
+            batch.send("batch")
 
     def big(self, path: str, prefix: str, entry: list[Any]) -> None:
         """Hand out a big file piece by piece, but for the pieces that an earlier run proved."""
@@ -273,6 +341,13 @@ def _make(destination: str) -> bool:
     sys.stdin.buffer.readline(wire.MAX_LINE)
     child.make_parents(destination)
     return True
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | OSError:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError as error:
+        return error
 
 
 def _name(entry: os.DirEntry[str]) -> str:
@@ -341,7 +416,7 @@ def _main() -> None:
         "root_made": made or config["root_made"],
     }
     _say("ready", wire.dumps(setup))
-    scan.destination = destination
+    scan.source, scan.destination = source, destination
     if single is None:
         scan.walk(tree)
     else:
@@ -352,6 +427,7 @@ def _main() -> None:
             scan.entry("", "", single[0], info)
         except (OSError, StagingError) as error:
             _fail(error, "source", single[0])
+        scan.dirs.add("")  # to be synced
         scan.finish()
     _say("end")
 

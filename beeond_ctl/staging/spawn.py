@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from beeond_ctl.staging.transfer import Identity
 
+_REAP_S = 5.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -47,10 +48,13 @@ def last_words(child: subprocess.Popen[bytes]) -> str:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """Kill `child` if need be, reap it and close its pipes."""
+    """Kill `child` if need be, reap it and close its pipes; at most 5 s, whatever it hangs in."""
     if child.poll() is None:
         child.kill()
-    child.wait()
+    try:
+        child.wait(_REAP_S)
+    except subprocess.TimeoutExpired:
+        return  # it hangs in a system call of a file system that does not answer, and holds its pipes
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream is not None:
             try:

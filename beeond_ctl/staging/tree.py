@@ -39,10 +39,11 @@ class Tree:
     one's.
     """
 
-    def __init__(self, root: str, *, make: bool) -> None:
-        """Open `root`. Raises OSError."""
+    def __init__(self, root: str, *, make: bool, fresh: bool = False) -> None:
+        """Open `root`; `fresh`: nothing was below it before this transfer. Raises OSError."""
         self.make = make
-        self._dirs = {"": Dir(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))}
+        self.fresh = fresh
+        self._dirs = {"": Dir(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), made=fresh)}
         if make:
             self._prepare(self._dirs[""])
 
@@ -79,14 +80,14 @@ class Tree:
         return current
 
     def _enter(self, parent: int, name: str) -> Dir:
-        made, tries = False, 0
+        made, tries = self.fresh, 0
         while True:
             try:
                 found = Dir(os.open(name, _OPEN, dir_fd=parent), made=made)
                 break
             except FileNotFoundError:
                 tries += 1
-                if not self.make or made or tries > 3:
+                if not self.make or tries > 3:
                     raise
                 with contextlib.suppress(FileExistsError):  # another copier was first
                     os.mkdir(name, 0o700, dir_fd=parent)
@@ -117,9 +118,9 @@ class Tree:
         except OSError:  # a file system without extended attributes, or one that does not show them
             found.default_acl = False
 
-    def trim(self) -> None:
+    def trim(self, keep: int = _KEEP) -> None:
         """Close what was not asked for lately, if there is much of it. Nothing may be in use."""
-        surplus = len(self._dirs) - _KEEP
+        surplus = len(self._dirs) - keep
         if surplus <= 0:
             return
         for path in [path for path in self._dirs if path][:surplus]:

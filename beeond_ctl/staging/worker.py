@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl.staging import wire
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 KINDS = frozenset({"copy", "piece", "place", "drop", "link", "delete", "clean", "finish"})
 """What a copier can be asked to do."""
+
+_GRACE_S = 10.0
 
 Work = dict[str, Any]
 Result = dict[str, Any]
@@ -38,16 +41,24 @@ class Copier:
         self._user = user
         self._child: subprocess.Popen[bytes] | None = None
         self._setup = ""
+        self.since_s: float | None = None
 
     def run(self, work: Work) -> Result:
         """Do `work` (one of what `Coordinator.take` hands out) and return the result to report."""
         result: Result = {"id": work["id"], "attempt": work["attempt"]}
+        self.since_s = time.monotonic()
         try:
             return {**result, **self._ask(work)}
         except (OSError, wire.ProtocolError) as error:
             words = last_words(self._child) if self._child else ""
             self.close()
             return {**result, "died": words or str(error)}
+        finally:
+            self.since_s = None
+
+    def start(self) -> None:
+        """Start the process ahead of its first work. Raises OSError."""
+        self._child = spawn("copier", self._user)
 
     def _ask(self, work: Work) -> Result:
         if work["kind"] not in KINDS:
@@ -90,12 +101,14 @@ def serve(
     *,
     processes: int | None = None,
     pause: Callable[[float], object] | None = None,
+    work_timeout_s: float = 600.0,
 ) -> None:
-    """Take work, do it and report it, with `processes` copiers at once, until there is no more or `stop` is
-    set.
+    """Take work, do it and report it, with `processes` copiers at once, until there is no more to do.
 
-    `take` and `report` are called by several threads at once. `stop` kills the copiers at once; what they
-    left is removed when the transfer is resumed. Raises what `take` or `report` raised.
+    `take` and `report` are called by several threads at once. `stop`, once set, kills the copiers; what they
+    left is removed when the transfer is resumed. A copier that is busy with one work (64 MiB or 256
+    entries at most) for `work_timeout_s` is killed. Raises what `take` or `report` raised, TimeoutError when a
+    copier cannot even be killed because a file system does not answer.
     """
     copiers = [Copier(user) for _ in range(processes or default_processes())]
     errors: list[BaseException] = []
@@ -117,16 +130,24 @@ def serve(
         finally:
             copier.close()
 
+    copiers[0].start()  # while the scanner starts
     threads = [
         threading.Thread(target=loop, args=(copier,), daemon=True, name="copier") for copier in copiers
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)
-            if stop.is_set():
-                for copier in copiers:
-                    copier.kill()
+    stopped_s: float | None = None
+    while any(thread.is_alive() for thread in threads):
+        next(thread for thread in threads if thread.is_alive()).join(0.2)
+        now_s = time.monotonic()
+        if stop.is_set():
+            stopped_s = stopped_s or now_s
+        for copier in copiers:
+            since_s = copier.since_s
+            late_s = now_s - since_s - work_timeout_s if since_s else -1.0
+            if stopped_s or late_s > 0:
+                copier.kill()
+            if late_s > _GRACE_S or (since_s and stopped_s and now_s - stopped_s > _GRACE_S):
+                raise TimeoutError("a copier cannot be ended: the file system it works on does not answer")
     if errors:
         raise errors[0]

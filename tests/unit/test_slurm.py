@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beeond_ctl import check, slurm
+from beeond_ctl.errors import NodeError
+from beeond_ctl.plan import Job
+
+PROLOG = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_JOB_UID": "1000",
+    "SLURM_JOB_GID": "100",
+    "SLURM_JOB_USER": "alice",
+    "SLURM_NODELIST": "n[1-3]",
+    "SLURMD_NODENAME": "n2",
+    "SLURM_JOB_RESTART_COUNT": "1",
+}
+
+
+def test_the_environment_of_a_prolog_is_read() -> None:
+    made = slurm.prolog(PROLOG)
+    assert made == slurm.Prolog(Job(42, 1000, 100, "alice", 1), ("n1", "n2", "n3"), "n2")
+
+
+def test_newer_releases_name_the_node_list_differently() -> None:
+    environ = {**PROLOG, "SLURM_JOB_NODELIST": "n[1-2]"}
+    assert slurm.prolog(environ).nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_NODELIST"])
+def test_what_is_missing_in_the_environment_is_named(name: str) -> None:
+    environ = {key: value for key, value in PROLOG.items() if key != name}
+    with pytest.raises(NodeError, match=name):
+        slurm.prolog(environ)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1; reboot", "0x10", "99999999999"])
+def test_a_job_id_is_a_number_and_nothing_else(value: str) -> None:
+    with pytest.raises(NodeError, match="SLURM_JOB_ID"):
+        slurm.prolog({**PROLOG, "SLURM_JOB_ID": value})
+
+
+def test_a_node_that_is_not_in_its_job_says_so() -> None:
+    with pytest.raises(NodeError, match="SLURMD_NODENAME"):
+        slurm.prolog({**PROLOG, "SLURMD_NODENAME": "n9"})
+
+
+@given(st.sets(st.integers(1, 500), min_size=1, max_size=20))
+def test_folding_and_expanding_are_inverse(numbers: set[int]) -> None:
+    nodes = [f"n{number}" for number in sorted(numbers)]
+    assert slurm.expand_nodes(slurm.fold_nodes(nodes)) == tuple(nodes)
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[1-3", "@all", "n1 n2;x["])
+def test_what_is_no_node_list_is_refused(text: str) -> None:
+    with pytest.raises(NodeError, match="node list"):
+        slurm.expand_nodes(text)
+
+
+def script(directory: Path, name: str, text: str) -> None:
+    path = directory / name
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def scontrol(directory: Path, reason: str = "") -> Path:
+    """A stand-in for scontrol: shows a node with `reason`, and keeps the arguments of an update."""
+    shown = f"   Reason={reason} [root@2026-01-02T03:04:05]" if reason else ""
+    script(
+        directory, "scontrol",
+        f"if [ \"$1\" = show ]; then cat {directory}/node; else printf '%s\\n' \"$@\" > {directory}/arguments; fi",
+    )  # fmt: skip
+    (directory / "node").write_text(f"NodeName=n1 State=IDLE\n{shown}\n")
+    return directory / "arguments"
+
+
+def test_a_reason_reaches_scontrol_as_one_argument_of_plain_text(tmp_path: Path) -> None:
+    arguments = scontrol(tmp_path)
+    slurm.drain([str(tmp_path)], "n1", "it's \"dead\"; $(reboot)\nline é")
+    assert arguments.read_text().splitlines() == [
+        "update", "NodeName=n1", "State=DRAIN", "Reason=it's \"dead\"; $(reboot)?line ?",
+    ]  # fmt: skip
+
+
+def test_a_node_may_be_out_of_service_for_several_reasons(tmp_path: Path) -> None:
+    arguments = scontrol(tmp_path, "new memory on Monday")
+    slurm.drain([str(tmp_path)], "n1", "beeond: job 7: kept")
+    assert "Reason=new memory on Monday | beeond: job 7: kept" in arguments.read_text().splitlines()
+    scontrol(tmp_path, "new memory on Monday | beeond: job 7: kept")
+    slurm.undrain([str(tmp_path)], "n1", "beeond: job 7:")
+    assert "Reason=new memory on Monday" in arguments.read_text().splitlines()
+    scontrol(tmp_path, "beeond: job 7: kept")
+    slurm.undrain([str(tmp_path)], "n1", "beeond: job 7:")
+    assert "State=RESUME" in arguments.read_text().splitlines()
+
+
+def test_a_node_that_is_out_of_service_for_something_else_stays_so(tmp_path: Path) -> None:
+    arguments = scontrol(tmp_path, "beeond: job 77: kept")
+    slurm.undrain([str(tmp_path)], "n1", "beeond: job 7:")
+    assert not arguments.exists()
+
+
+def test_slurms_own_words_are_passed_on(tmp_path: Path) -> None:
+    script(tmp_path, "scontrol", "echo slurm_update error: Access denied >&2; exit 1")
+    with pytest.raises(NodeError, match="Access denied"):
+        slurm.drain([str(tmp_path)], "n1", "x")
+    with pytest.raises(NodeError, match=r"slurm\.path"):
+        slurm.drain([str(tmp_path / "empty")], "n1", "x")
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ("printf 'JobId=42 JobName=x\\n JobState=RUNNING Reason=Prolog\\n'", True),
+        ("printf 'JobId=42 JobName=x\\n JobState=COMPLETING Reason=None\\n'", False),
+        ("printf 'JobId=42 JobName=x\\n JobState=CANCELLED Reason=None\\n'", False),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
+        ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", True),
+    ],
+)
+def test_a_job_is_given_up_only_when_slurm_says_that_it_is_over(tmp_path: Path, answer: str, wanted: bool) -> None:
+    script(tmp_path, "scontrol", answer)
+    assert slurm.job_wants_us([str(tmp_path)], 42) is wanted
+
+
+def test_a_job_name_with_spaces_is_read_whole(tmp_path: Path) -> None:
+    script(tmp_path, "scontrol", "printf 'JobId=42 JobName=my run = 3\\n   ArrayJobId=40 ArrayTaskId=2\\n'")
+    fields = slurm.job_fields([str(tmp_path)], 42)
+    assert (fields["JobName"], fields["ArrayJobId"], fields["ArrayTaskId"]) == ("my run = 3", "40", "2")
+
+
+def test_the_plugin_is_found_through_includes(tmp_path: Path) -> None:
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "plugstack.conf").write_text("# nothing\nrequired other.so\ninclude conf.d/*.conf\n")
+    (tmp_path / "conf.d/beeond.conf").write_text("required beeond.so controller=/usr/bin/beeond-ctl\n")
+    (tmp_path / "conf.d/loop.conf").write_text(f"include {tmp_path}/plugstack.conf\n")
+    found = list(check.plugins(tmp_path / "plugstack.conf", "/usr/lib/slurm"))
+    assert found[0] == Path("/usr/lib/slurm/beeond.so")
+    assert set(found) == {Path("/usr/lib/slurm/beeond.so")}
+    assert os.path.basename(found[0]) == check.PLUGIN
+
+
+def test_an_epilog_needs_no_more_than_the_job_id() -> None:
+    assert slurm.epilog_job({"SLURM_JOB_ID": "42"}) == 42
+    with pytest.raises(NodeError, match="SLURM_JOB_ID"):
+        slurm.epilog_job({})

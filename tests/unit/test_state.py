@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from beeond_ctl import events
+from beeond_ctl import state as states
+from beeond_ctl.config import SiteConfig
+from beeond_ctl.errors import NodeError
+from beeond_ctl.plan import Job
+
+JOB = Job(42, 1000, 1000, "alice")
+
+
+def made(root: Path) -> states.State:
+    state = states.State(JOB, ("n1", "n2"), "n1", '{"v":1}', SiteConfig().model_dump(mode="json"))
+    states.create(str(root), state)
+    return state
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    state = made(tmp_path)
+    state.phase, state.block, state.ran, state.processes = "ready", 21008, True, {"brick-0": (7, 1234)}
+    states.write(str(tmp_path), state)
+    assert states.read(str(tmp_path), 42) == state
+    assert states.read_all(str(tmp_path)) == [state]
+    assert states.read(str(tmp_path), 43) is None
+
+
+def test_a_state_is_roots_alone(tmp_path: Path) -> None:
+    made(tmp_path)
+    directory = states.run_dir(str(tmp_path), 42)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "state.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_that_was_never_torn_down_is_not_built_upon(tmp_path: Path) -> None:
+    made(tmp_path)
+    with pytest.raises(NodeError, match="beeond-ctl recover 42"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 99}', '{"version": 1, "job": 3}'])
+def test_a_damaged_state_is_an_error_and_never_an_empty_one(tmp_path: Path, text: str) -> None:
+    made(tmp_path)
+    (states.run_dir(str(tmp_path), 42) / "state.json").write_text(text)
+    with pytest.raises(NodeError, match="state.json"):
+        states.read(str(tmp_path), 42)
+
+
+def test_replacing_a_file_leaves_the_old_one_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    states.write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        states.write_atomically(path, "new \udcff")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def _hold(root: str, ready: object, release: object) -> None:
+    with states.locked(root, 42, "x"):
+        ready.set()  # type: ignore[attr-defined]
+        release.wait(30)  # type: ignore[attr-defined]
+
+
+def test_one_process_at_a_time_works_on_a_job_of_a_node(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, release = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path), ready, release))
+    other.start()
+    try:
+        assert ready.wait(30)
+        with pytest.raises(NodeError, match="another beeond-ctl"), states.locked(str(tmp_path), 42, "wait"):
+            pass
+        with states.locked(str(tmp_path), 43, "x"):
+            pass
+    finally:
+        other.kill()
+        other.join()
+    with states.locked(str(tmp_path), 42, "x"):  # the lock died with its process
+        pass
+
+
+def test_no_lock_file_is_left_of_a_job_that_left_nothing(tmp_path: Path) -> None:
+    with states.locked(str(tmp_path), 42, "x"):
+        pass
+    assert os.listdir(tmp_path / "locks") == []
+
+
+def test_events_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    log = events.EventLog(str(tmp_path), 42, "n1")
+    log.log("phase", phase="ready")
+    with pytest.raises(OSError, match="boom"), log.timed("step") as extra:
+        extra["files"] = 3
+        raise OSError("boom")
+    path = events.log_path(str(tmp_path), 42)
+    with path.open("a") as file:
+        file.write('{"t": 1, "ev')
+    found = events.read(str(tmp_path), 42)
+    assert [event["event"] for event in found] == ["phase", "step"]
+    assert (found[1]["files"], found[1]["failed"]) == (3, "boom")
+    assert json.loads(path.read_text().splitlines()[0])["node"] == "n1"
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("in the way")
+    events.EventLog(str(tmp_path), 42, "n1").log("phase", phase="ready")
+    assert events.read(str(tmp_path), 42) == []
