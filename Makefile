@@ -7,7 +7,7 @@ PACKAGES := slurm-wlm libslurm-dev munge pdsh openssh-server openssh-client glus
 	gcc make python3-venv util-linux procps
 SHELL_SCRIPTS := .ci/run slurm/prolog.d/50-beeond slurm/epilog.d/50-beeond
 
-.PHONY: help deps venv spank unit test lint format bench demo clean
+.PHONY: help deps venv spank unit test lint format docs bench demo clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -49,6 +49,9 @@ lint: deps venv ## every linter, strictest settings
 format: venv ## put the Python code into its form
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+docs: venv ## make the reference and the example configuration from the code
+	$(PY) -m tools.gen_reference
 
 bench: deps venv spank ## measure, beside peers; writes build/bench.json (root)
 	$(PY) -m compileall -q beeond_ctl

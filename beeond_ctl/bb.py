@@ -61,7 +61,9 @@ def data_out(config_path: Path, job_id: int) -> None:
     if nodes in {"", "(null)"}:  # cancelled before it had any
         return
     kept = [
-        node for node, reason in slurm.reasons(path, nodes).items() if f"beeond: job {job_id}: data kept" in reason
+        node
+        for node, reason in slurm.reasons(path, nodes).items()
+        if f"beeond: job {job_id}: data kept" in reason
     ]
     if kept:
         folded = slurm.fold_nodes(kept)

@@ -12,15 +12,16 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import backends, slurm
 from beeond_ctl import config as configuration
 from beeond_ctl.errors import BeeondError, one_line
 
 if TYPE_CHECKING:
-    from beeond_ctl.config import SiteConfig
     from collections.abc import Callable, Iterator
+
+    from beeond_ctl.config import SiteConfig
 
 PLUGIN: Final = "beeond.so"
 _MARK: Final = rb"beeond-ctl SPANK plugin for Slurm 0x([0-9a-f]{2,4})([0-9a-f]{2})([0-9a-f]{2})\0"

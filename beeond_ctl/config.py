@@ -93,11 +93,11 @@ class Storage(_Section):
     )
     capacity: Size | None = Field(
         None,
-        description="size of each image where the user asks for none; default: 90 % of what is free when the job starts",
+        description="size of each image where the user asks for none; default: 90 % of what is free at the job's start",
     )
     wipe: Literal["delete", "discard", "zero"] = Field(
         "delete",
-        description="delete: unlink. discard: unlink, then tell the device that the blocks are free. zero: overwrite, then unlink",
+        description="delete: unlink. discard: unlink, then free the device's blocks. zero: overwrite, then unlink",
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.errors import RequestError
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
-    from beeond_ctl.request import Request
     from beeond_ctl.config import SiteConfig
+    from beeond_ctl.request import Request
 
 BLOCK: Final = 16
 """Ports an instance takes: BeeGFS's 8003 to 8010 shifted together, or one per brick; the last is the rendezvous'."""
@@ -26,6 +26,10 @@ METADATA_LAYOUT: Final = 1
 
 CANDIDATES: Final = 8
 """Blocks an instance may choose from. Derived from the job, so that no node has to be told where to look."""
+
+
+FIRST_OWN_ID: Final = 1_000_000_000
+"""Ids from here on are of instances without Slurm, whose job ids end at 67,108,863 (slurm.conf(5), MaxJobId)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class Plan:
 
 
 def metadata_template(config: SiteConfig) -> str:
-    """What this node's metadata images are copied from: on the device of the first target, so that blocks can be shared."""
+    """What metadata images are copied from: on the device of the first target, so that blocks can be shared."""
     return f"{config.storage.paths[0]}/metadata-{METADATA_LAYOUT}-{config.beegfs.meta_size}"
 
 
@@ -169,7 +173,7 @@ def port_blocks(config: SiteConfig, job: Job) -> tuple[int, ...]:
 
 
 def choose_backend(config: SiteConfig, request: Request, node_count: int) -> str:
-    """The backend for `request` on `node_count` nodes. Raises RequestError when the site or the job does not allow it."""
+    """The backend for `request` on `node_count` nodes. Raises RequestError when site or job do not allow it."""
     wanted = request.backend
     if wanted is None:
         return "local" if node_count == 1 and config.backend.local_for_one_node else config.backend.default
@@ -206,7 +210,7 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
         ):
             if value is not None:
                 raise RequestError(
-                    f"--beeond: {name} does not apply to backend {backend}, which keeps each file whole on one target; leave it out"
+                    f"--beeond: {name} does not apply to backend {backend}, which keeps each file whole; leave it out"
                 )
     if backend == "beegfs":
         _check_beegfs(config, request, node_count)
@@ -214,7 +218,8 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
         share = request.capacity // (node_count * len(config.storage.paths))
         if share < MIN_IMAGE:
             raise RequestError(
-                f"--beeond: capacity={format_size(request.capacity)} is {format_size(share)} on each target; ask for at least "
+                f"--beeond: capacity={format_size(request.capacity)} is {format_size(share)} on each target; ask for "
+                "at least "
                 f"{format_size(MIN_IMAGE * node_count * len(config.storage.paths))}"
             )
 

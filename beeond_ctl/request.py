@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.errors import RequestError
 from beeond_ctl.units import format_size, parse_size
@@ -236,7 +236,8 @@ def _checked(transfer: Transfer, option: str, *, inward: bool) -> Transfer:
         for match in re.finditer(r"%(.?)", path, re.DOTALL):
             if match[1] == "" or match[1] not in _EXPANSIONS:
                 raise RequestError(
-                    f"{option}: {show(match[0])} in {show(path)} means nothing; use %j %u %x %A %a, and %% for a percent sign"
+                    f"{option}: {show(match[0])} in {show(path)} means nothing; "
+                    "use %j %u %x %A %a, and %% for a percent sign"
                 )
     _check_outside(outside, option)
     _check_inside(inside, option)
@@ -332,7 +333,8 @@ def encode(request: Request) -> str:
     text = json.dumps(data, separators=(",", ":"), sort_keys=True)
     if len(text) > MAX_ENCODED:
         raise RequestError(
-            f"the request has {format_size(len(text))} where {format_size(MAX_ENCODED)} are possible; name directories instead of single files"
+            f"the request has {format_size(len(text))} where {format_size(MAX_ENCODED)} are possible; "
+            "name directories instead of single files"
         )
     return text
 

@@ -11,10 +11,10 @@ import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.errors import NodeError
-from beeond_ctl.plan import Job
+from beeond_ctl.plan import FIRST_OWN_ID, Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -243,6 +243,8 @@ def job_wants_us(path: Sequence[str], job_id: int) -> bool:
 
     A slurmctld that does not answer says nothing: the job counts as alive.
     """
+    if job_id >= FIRST_OWN_ID:
+        return True
     try:
         state = job_fields(path, job_id).get("JobState", "")
     except NodeError:

@@ -13,7 +13,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.errors import NodeError
 from beeond_ctl.plan import Job

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
     from tests.testbed import Cluster
 
 _NEEDS = {

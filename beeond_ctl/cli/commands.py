@@ -15,6 +15,7 @@ from beeond_ctl.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
     from beeond_ctl.config import SiteConfig
+    from beeond_ctl.launch import Launcher
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
@@ -139,7 +140,8 @@ def status(config_path: Path, job_id: int | None, *, as_json: bool) -> None:
 def check(config_path: Path, *, as_json: bool) -> None:
     """Does this node fit: configuration, secret, devices, programs, and Slurm's own settings?
 
-    Prints a line for each thing looked at. Exit code 1 if one of them would keep jobs from working.
+    Run it as root on a compute node. Prints a line for each thing looked at: ok, warn (works, but will bite) or fail.
+    Exit code 1 if one of them would keep jobs from working.
     """
     from beeond_ctl import check as checks
     from beeond_ctl.cli import show
@@ -175,8 +177,8 @@ def recover(
 ) -> None:
     """Finish what was left of an ended job: stage the kept data out, wipe it, and return the nodes to service.
 
-    Run it as root where `ssh` to the job's nodes works. Nothing is copied twice: what is proved to be on global
-    storage is skipped. If the cause is still there, the data stays, and the reason is shown again.
+    Run it as root where `pdsh` over ssh reaches the job's nodes. Nothing is copied twice: what is proved to be on
+    global storage is skipped. If the cause is still there, the data stays, and the reason is shown again.
     """
     from beeond_ctl.lifecycle import recover as recovery
 
@@ -195,6 +197,103 @@ def recover(
         click.confirm(f"Wipe what is left of job {job_id} without staging it out?", abort=True)
     for line in recovery.everywhere(config, job_id, node_list, discard=discard):
         click.echo(line)
+
+
+# --- without Slurm ----------------------------------------------------------------------------------------
+
+_NODES = click.option("-w", "--nodes", "node_list", help="Nodes as Slurm writes them: n[1-16].")
+_NODEFILE = click.option(
+    "-n", "--nodefile", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file that names a node on each line.",
+)  # fmt: skip
+_LAUNCHER = click.option(
+    "--launcher", type=click.Choice(["pdsh", "ssh"]), help="Default: pdsh where it is installed, else ssh."
+)
+_HERE = click.option("--here", is_flag=True, hidden=True, help="This node's part.")
+
+
+@cli.command()
+@_NODES
+@_NODEFILE
+@click.option("--user", help="Whom the file system is for; everything is copied as this user.")
+@click.option("--beeond", "keys", default="", metavar="KEY=VALUE,...", help="As for sbatch.")
+@click.option(
+    "--beeond-stage-in", "stage_in", multiple=True, metavar="SRC:DST", help="As for sbatch; repeatable."
+)
+@click.option(
+    "--beeond-stage-out", "stage_out", multiple=True, metavar="SRC:DST", help="As for sbatch; repeatable."
+)
+@_LAUNCHER
+@click.option("--here", "order", hidden=True, help="This node's part.")
+@click.pass_obj
+def up(
+    config_path: Path, node_list: str | None, nodefile: Path | None, user: str | None, keys: str,
+    stage_in: tuple[str, ...], stage_out: tuple[str, ...], launcher: Launcher | None, order: str | None,
+) -> None:  # fmt: skip
+    """Bring an instance up on nodes without Slurm, and print its id and where it is mounted.
+
+    Run it as root where ssh to the nodes works. `beeond-ctl down ID` stages out, and takes it down.
+
+    \b
+    Example:
+      beeond-ctl up --nodefile hosts --user alice --beeond-stage-out out:/lustre/alice/out
+    """
+    from beeond_ctl.lifecycle import manual
+
+    _as_root("up")
+    if order is not None:
+        manual.up_here(config_path, order)
+        return
+    nodes = _chosen_nodes(node_list, nodefile)
+    if nodes is None or user is None:
+        raise UsageError("up needs --nodes or --nodefile, and --user")
+    options = [("beeond", keys), *(("beeond-stage-in", text) for text in stage_in)]
+    options += [("beeond-stage-out", text) for text in stage_out]
+    asked = requests.parse_options(options)
+    for line in manual.up(_load(config_path), nodes, user, asked, launcher=launcher):
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("run_id", type=click.IntRange(1), metavar="ID")
+@_NODES
+@_NODEFILE
+@_LAUNCHER
+@_HERE
+@click.pass_obj
+def down(
+    config_path: Path, run_id: int, node_list: str | None, nodefile: Path | None, launcher: Launcher | None,
+    *, here: bool,
+) -> None:  # fmt: skip
+    """Take down what `up` made: stage out, verify, wipe. Data that is not proved to be out is kept.
+
+    The nodes need to be named only where this host is none of them.
+    """
+    from beeond_ctl.lifecycle import manual
+
+    _as_root("down")
+    config = _load(config_path)
+    if here:
+        manual.down_here(config, run_id)
+        return
+    for line in manual.down(config, run_id, _chosen_nodes(node_list, nodefile), launcher=launcher):
+        click.echo(line)
+
+
+def _as_root(name: str) -> None:
+    if os.geteuid() != 0:
+        raise UsageError(f"{name} has to be run as root: it starts services on the nodes; ask your admin")
+
+
+def _chosen_nodes(node_list: str | None, nodefile: Path | None) -> tuple[str, ...] | None:
+    from beeond_ctl import slurm
+    from beeond_ctl.lifecycle import manual
+
+    if node_list and nodefile:
+        raise UsageError("--nodes and --nodefile: give one of the two")
+    if nodefile:
+        return manual.read_nodefile(nodefile.read_text(errors="replace"), str(nodefile))
+    return slurm.expand_nodes(node_list) if node_list else None
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------

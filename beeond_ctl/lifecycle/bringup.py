@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beeond_ctl import config as configuration
 from beeond_ctl import bb, slurm, storage, supervisor
+from beeond_ctl import config as configuration
 from beeond_ctl import state as states
 from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
 from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
@@ -94,6 +94,7 @@ def bring_up(here: Here) -> None:
                 for target in here.plan.targets:
                     _give_to_user(here, target.data)
         steps.agree_on_ports(here, team, free, _names(here))
+        stage.check_destinations(here)
         steps.start_services(here, team)
         steps.mount(here)
         _probe(here, team)

@@ -14,7 +14,7 @@ from beeond_ctl import events, slurm, storage
 from beeond_ctl import state as states
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import BeeondError, NodeError, UsageError, one_line
-from beeond_ctl.launch import on_nodes
+from beeond_ctl.launch import fold, on_nodes
 from beeond_ctl.lifecycle import claims, guard, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import port_blocks
@@ -41,14 +41,8 @@ def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discar
     proved = any(answer.output.strip() == PROVED for answer in asked)
     how = ["--discard"] if discard else ["--proved"] if proved else []
     answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
-    by_text: dict[str, list[str]] = {}
-    for answer in answers:
-        text = " ".join(answer.output.split()) or (
-            "done" if answer.code == 0 else "no answer; is the node up?"
-        )
-        by_text.setdefault(text, []).append(answer.node)
-    for text, told in by_text.items():
-        yield f"{slurm.fold_nodes(told)}: {text.removeprefix('beeond-ctl: ')}"
+    for told, text in fold(answers):
+        yield f"{slurm.fold_nodes(told)}: {text}"
     bad = [answer.node for answer in answers if answer.code != 0]
     if bad:
         raise NodeError(

@@ -152,6 +152,25 @@ class Stage:
         return combine
 
 
+def check_destinations(here: Here) -> None:
+    """See that the user may write where the stage-out is to go. Raises UserError naming the first place that is not.
+
+    Asked by the leader before the job runs: afterwards it would cost the nodes that keep the data.
+    """
+    from beeond_ctl.staging.writable import unwritable
+
+    transfers = here.transfers(inward=False)
+    if not transfers or not here.leads:
+        return
+    paths = [os.fsencode(transfer.destination) for transfer in transfers]
+    with here.events.timed("destinations"):
+        found = unwritable(paths, _identity(here), here.config.deadlines.start)
+    for path, reason in found:
+        raise UserError(
+            f"stage-out to {_printable(os.fsdecode(path))}: {reason}; name a place that you may write"
+        )
+
+
 class _Watch:
     """On the leader: ends a transfer that stands still, or whose job is gone. Elsewhere it does nothing."""
 
@@ -199,15 +218,19 @@ def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:
     """One line that says which transfer failed, and why."""
     name = "stage-in" if inward else "stage-out"
     path = transfer.source if inward else transfer.destination
-    shown = (
-        path.encode(errors="surrogateescape")
-        .decode(errors="backslashreplace")
-        .encode("unicode_escape")
-        .decode()
-    )
+    shown = _printable(path)
     reasons = "; ".join(summary["problems"]) or summary["cancelled"] or "no proof"
     return f"{name} {'of' if inward else 'to'} {shown}: {reasons}"
 
 
 def _ignore(_: object) -> None:
     return None
+
+
+def _printable(text: str) -> str:
+    return (
+        text.encode(errors="surrogateescape")
+        .decode(errors="backslashreplace")
+        .encode("unicode_escape")
+        .decode()
+    )

@@ -34,7 +34,7 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
         here = Here(configuration.SiteConfig.model_validate(state.config), state)
         here.events.log("epilog")
         with here.events.timed("tear-down"), guard.interruptible():
-            end(here, "epilog", prepare=_revive)
+            end(here, "epilog", prepare=revive)
     return 0
 
 
@@ -99,7 +99,7 @@ def _see_that_it_is_whole(here: Here, team: Team) -> None:
     steps.meet(here, team, "whole", deadline_s)
 
 
-def _revive(here: Here, team: Team) -> None:
+def revive(here: Here, team: Team) -> None:
     """Start again what died during the job, so that its data can still be staged out. Raises NodeError or PeerError."""
     services = here.backend.services(here.plan, here.node, here.keys)
     dead = tuple(service for service in services if not steps.lives(here, service.name))

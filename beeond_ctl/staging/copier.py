@@ -689,7 +689,11 @@ class Copier:
                 with os.scandir(directory) as entries:
                     surplus = [entry for entry in entries if entry.name not in wanted]
                 for entry in surplus:
-                    if not entry.name.startswith(f"{child.PREFIX}{self.token}."):
+                    # What this transfer set aside because it was newer (`_keep_newer`) is somebody's work.
+                    if (
+                        not entry.name.startswith(f"{child.PREFIX}{self.token}.")
+                        and f".newer-{self.token}." not in entry.name
+                    ):
                         self._remove(directory, entry.name, entry.is_dir(follow_symlinks=False))
                         deleted.append(_join(path, entry.name))
                 result.skipped += 1

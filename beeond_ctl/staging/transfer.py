@@ -57,7 +57,7 @@ _NOTES = {
     "xattr": "without their extended attributes, which the destination does not keep",
     "acl": "without their ACLs, which the destination does not keep; the group got what its own entry gives",
     "links": "copied as files of their own, as the destination makes no hard link to them",
-    "newer": "newer at the destination, replaced; the newer ones were kept as NAME.newer-TOKEN.RUN.RUN",
+    "newer": "newer at the destination, replaced; the newer ones were kept as NAME.newer-TOKEN.RUN",
     "foreign": "directories of another user, whose mode and times were left alone",
     "journal": "the journal could not be written, so that this transfer cannot be resumed",
 }

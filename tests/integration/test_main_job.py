@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.testbed import CommandError
 from tests.trees import AWKWARD, compare
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.testbed import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -55,7 +57,7 @@ def tidy(cluster: Cluster, left: dict[str, list[str]]) -> None:
             "ctl", ["beeond-ctl", "recover", job, "--nodes", "n[1-3]", "--discard", "--yes"], check=False
         )
     for node in NODES:
-        wait_for(lambda node=node: "COMPLETING" not in cluster.node_state(node).flags, 40)  # type: ignore[misc]
+        wait_for(partial(lacks, cluster, node, "COMPLETING"), 40)
         if "DRAIN" in cluster.node_state(node).flags:
             cluster.resume(node)
 
@@ -210,17 +212,29 @@ def test_a_source_that_the_user_cannot_read_fails_the_job_and_drains_nothing(
     output = cluster.job_output(job)
     assert source in output
     assert "beeond" in output
-    assert cluster.run("login", ["test", "-e", "/global/alice/ran"], check=False).returncode == 1
+    assert not exists(cluster, "/global/alice/ran")
     cluster.wait_idle()
     assert all("DRAIN" not in cluster.node_state(node).flags for node in NODES)
     cluster.wait_clean(before, timeout_s=10)
+
+
+def exists(cluster: Cluster, path: str, machine: str = "login") -> bool:
+    return cluster.run(machine, ["test", "-e", path], check=False).returncode == 0
+
+
+def lacks(cluster: Cluster, node: str, flag: str) -> bool:
+    return flag not in cluster.node_state(node).flags
+
+
+def says(cluster: Cluster, node: str, words: str) -> bool:
+    return words in cluster.node_state(node).reason
 
 
 def kept(cluster: Cluster, job: int, nodes: tuple[str, ...], timeout_s: float = 40) -> None:
     """Wait until `nodes` are drained with a reason that names the command for `job`."""
     for node in nodes:
         cluster.wait_node(node, {"IDLE", "DRAIN"}, timeout_s=timeout_s)
-        wait_for(lambda node=node: f"beeond-ctl recover {job} --nodes" in cluster.node_state(node).reason, 40)  # type: ignore[misc]
+        wait_for(partial(says, cluster, node, f"beeond-ctl recover {job} --nodes"), 40)
 
 
 def recover(cluster: Cluster, job: int, *options: str) -> None:
@@ -228,15 +242,58 @@ def recover(cluster: Cluster, job: int, *options: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("case", ["forbidden", "read-only", "below a file"])
+def test_a_destination_that_the_user_cannot_write_is_told_before_the_job_runs(
+    cluster: Cluster, case: str
+) -> None:
+    cluster.run("login", ["rm", "-rf", "/global/alice/target", "/global/alice/ran"])
+    cluster.run("login", ["mkdir", "/global/alice/target"], user="alice")
+    cluster.run("login", ["touch", "/global/alice/file"], user="alice")
+    place = {
+        "forbidden": "/global/bob/theirs",
+        "read-only": "/global/alice/target/new/dir",
+        "below a file": "/global/alice/file/dir",
+    }[case]
+    before = cluster.snapshots()
+    if case == "read-only":
+        cluster.readonly("/global/alice/target")
+    try:
+        job = cluster.submit(
+            "alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N2", f"--beeond-stage-out=out:{place}"
+        )
+        assert cluster.wait_job(job)["JobState"] == "FAILED"
+    finally:
+        if case == "read-only":
+            cluster.writable("/global/alice/target")
+    assert place in cluster.job_output(job)
+    assert not exists(cluster, "/global/alice/ran")
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+
+
+HOLD = "touch /global/alice/begun; while [ -e /global/alice/begun ]; do sleep 0.1; done\n"
+"""The end of a script that runs until the test lets it go."""
+
+
+def running(cluster: Cluster, *jobs: int) -> None:
+    """Wait until the job that holds has come so far."""
+    for job in jobs:
+        cluster.wait_job(job, "RUNNING")
+    wait_for(lambda: exists(cluster, "/global/alice/begun"), 30)
+
+
 def test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover(cluster: Cluster) -> None:
     make_tree(cluster, "/global/alice/tree", files=30)
     new_directory(cluster, "/global/alice/target")
+    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+    job = cluster.submit(
+        "alice", f'#!/bin/sh\nrsync -aHX /global/alice/tree/ "$BEEOND/out/"\n{HOLD}', "-N3",
+        "--beeond-stage-out=out:/global/alice/target/%x", "--job-name=kept",
+    )  # fmt: skip
+    running(cluster, job)
     cluster.readonly("/global/alice/target")
     try:
-        job = cluster.submit(
-            "alice", '#!/bin/sh\nrsync -aHX /global/alice/tree/ "$BEEOND/out/"\n', "-N3",
-            "--beeond-stage-out=out:/global/alice/target/%x", "--job-name=kept",
-        )  # fmt: skip
+        cluster.run("login", ["rm", "/global/alice/begun"])
         assert cluster.wait_job(job)["JobState"] == "COMPLETED"
         kept(cluster, job, NODES)
         reason = cluster.node_state("n1").reason
@@ -253,19 +310,20 @@ def test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover(cluster: C
 
 def test_kept_data_survives_a_reboot_and_can_be_discarded(cluster: Cluster) -> None:
     new_directory(cluster, "/global/alice/target")
-    cluster.run("login", ["rm", "-f", "/global/alice/go"])
+    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+    jobs = [
+        cluster.submit(
+            "alice", f'#!/bin/sh\nmkdir "$BEEOND/out"; echo {i} > "$BEEOND/out/f"\n{HOLD}',
+            "-N2", "-w", "n[1-2]", f"--beeond-stage-out=out:/global/alice/target/{i}", "--oversubscribe",
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    running(cluster, *jobs)
+    for job in jobs:
+        wait_for(partial(exists, cluster, f"/mnt/beeond/{job}/out/f", "n1"), 30)
     cluster.readonly("/global/alice/target")
     try:
-        jobs = [
-            cluster.submit(
-                "alice", f'#!/bin/sh\nmkdir "$BEEOND/out"; echo {i} > "$BEEOND/out/f"; until [ -e /global/alice/go ]; do sleep 0.1; done\n',
-                "-N2", "-w", "n[1-2]", f"--beeond-stage-out=out:/global/alice/target/{i}", "--oversubscribe",
-            )
-            for i in range(2)
-        ]  # fmt: skip
-        for job in jobs:
-            cluster.wait_job(job, "RUNNING")
-        cluster.run("login", ["touch", "/global/alice/go"])
+        cluster.run("login", ["rm", "/global/alice/begun"])
         kept(cluster, jobs[0], ("n1", "n2"))
         kept(cluster, jobs[1], ("n1", "n2"))
         for job in jobs:
@@ -291,9 +349,7 @@ def test_a_cancelled_job_is_staged_out(cluster: Cluster) -> None:
         '#!/bin/sh\nmkdir "$BEEOND/out"; echo 1 > "$BEEOND/out/f"; touch /global/alice/begun; sleep 600\n',
         "-N2", "--beeond-stage-out=out:/global/alice/cancelled",
     )  # fmt: skip
-    wait_for(
-        lambda: cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0, 30
-    )
+    wait_for(lambda: exists(cluster, "/global/alice/begun"), 30)
     cluster.run("login", ["scancel", str(job)], user="alice")
     assert cluster.wait_job(job)["JobState"] == "CANCELLED"
     cluster.wait_idle()
@@ -313,10 +369,14 @@ def test_a_job_at_its_time_limit_is_staged_out(cluster: Cluster) -> None:
     assert cluster.read("login", "/global/alice/timeout/f") == "1\n"
 
 
+LARGE = "mkdir -p $0; for i in 1 2 3 4 5; do head -c 300M /dev/urandom >$0/$i; done"
+"""A shell script that makes what takes a while to copy."""
+
+
 def test_cancelling_during_stage_in_ends_it_and_leaves_clean_nodes(cluster: Cluster) -> None:
     cluster.run(
         "login",
-        ["sh", "-c", "mkdir -p /global/alice/large; for i in 1 2 3 4 5 6; do head -c 300M /dev/urandom > /global/alice/large/$i; done"],
+        ["sh", "-c", LARGE, "/global/alice/large"],
         user="alice",
     )  # fmt: skip
     before = cluster.snapshots()
@@ -344,9 +404,7 @@ def test_a_brick_killed_during_the_job_loses_nothing(cluster: Cluster) -> None:
         """,
         "-N3", "--beeond-stage-out=out:/global/alice/brick",
     )  # fmt: skip
-    wait_for(
-        lambda: cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0, 30
-    )
+    wait_for(lambda: exists(cluster, "/global/alice/begun"), 30)
     cluster.kill("n2", "glusterfsd")
     cluster.run("login", ["rm", "/global/alice/begun"])
     cluster.wait_job(job, timeout_s=60)
@@ -369,9 +427,7 @@ def test_a_node_cut_off_before_the_epilog_keeps_all_data(cluster: Cluster) -> No
         """,
         "-N3", "--beeond-stage-out=out:/global/alice/cut",
     )  # fmt: skip
-    wait_for(
-        lambda: cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0, 30
-    )
+    wait_for(lambda: exists(cluster, "/global/alice/begun"), 30)
     cluster.cut("n3")
     try:
         cluster.run("login", ["rm", "/global/alice/begun"])
@@ -381,7 +437,7 @@ def test_a_node_cut_off_before_the_epilog_keeps_all_data(cluster: Cluster) -> No
     kept(cluster, job, ("n3",), timeout_s=150)
     recover(cluster, job, "--nodes", "n[1-3]")
     for node in NODES:
-        wait_for(lambda node=node: "DRAIN" not in cluster.node_state(node).flags, 20)  # type: ignore[misc]
+        wait_for(partial(lacks, cluster, node, "DRAIN"), 20)
     listing = cluster.run(
         "login", ["sh", "-c", "cat /global/alice/cut/* | sort -n | tail -1; ls /global/alice/cut | wc -l"]
     )
@@ -458,8 +514,8 @@ def test_a_prolog_killed_in_any_phase_is_cleaned_up_after(
         wait_for(lambda: "DRAIN" in cluster.node_state(node).flags, 40)
         cluster.run("ctl", ["scancel", str(job)])
         for name in NODES:
-            wait_for(lambda name=name: "COMPLETING" not in cluster.node_state(name).flags, 40)  # type: ignore[misc]
-    assert cluster.run("login", ["test", "-e", "/global/alice/ran"], check=False).returncode == 1
+            wait_for(partial(lacks, cluster, name, "COMPLETING"), 40)
+    assert not exists(cluster, "/global/alice/ran")
     for other in set(NODES) - {node}:
         assert "DRAIN" not in cluster.node_state(other).flags
     cluster.resume(node)
@@ -490,7 +546,7 @@ def test_an_epilog_killed_in_any_phase_loses_nothing(
         )  # fmt: skip
         cluster.wait_job(job)
         for name in NODES:
-            wait_for(lambda name=name: "COMPLETING" not in cluster.node_state(name).flags, 60)  # type: ignore[misc]
+            wait_for(partial(lacks, cluster, name, "COMPLETING"), 60)
     assert "DRAIN" in cluster.node_state(node).flags
     recover(cluster, job, "--nodes", "n[1-3]")
     listing = cluster.run(
@@ -516,11 +572,3 @@ def test_a_job_without_an_instance_is_unaffected(cluster: Cluster) -> None:
 
 def read_or_empty(cluster: Cluster, node: str, path: str) -> str:
     return cluster.run(node, ["cat", path], check=False).stdout
-
-
-def wait_for(condition: object, timeout_s: float) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.05)

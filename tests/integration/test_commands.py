@@ -1,0 +1,103 @@
+"""The commands that people type, on the cluster they are for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.testbed import Cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def verdicts(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    done = cluster.run("n1", ["beeond-ctl", "check", "--json"], check=False)
+    return {finding["subject"]: (finding["verdict"], finding["text"]) for finding in json.loads(done.stdout)}
+
+
+def test_check_finds_nothing_wrong_with_a_node_that_works(cluster: Cluster) -> None:
+    found = verdicts(cluster)
+    assert {subject for subject, (verdict, _) in found.items() if verdict == "fail"} == set()
+    assert found["PrologFlags"][0] == found["SPANK plugin"][0] == found["secret"][0] == "ok"
+    assert found["PrologEpilogTimeout"][0] == "warn"  # the cluster's 300 s are less than a staging may take
+    assert cluster.run("n1", ["beeond-ctl", "check"], check=False).returncode == 0
+
+
+def test_check_names_what_would_bite(cluster: Cluster) -> None:
+    plugin = cluster.run("n1", ["sh", "-c", "ls /usr/lib/*/slurm-wlm/beeond.so"]).stdout.strip()
+    cluster.run("n1", ["touch", plugin])
+    cluster.run("n1", ["chmod", "644", "/etc/beeond-ctl/secret"])
+    cluster.run("n1", ["chmod", "777", "/nvme/beeond"])
+    try:
+        found = verdicts(cluster)
+        assert cluster.run("n1", ["beeond-ctl", "check"], check=False).returncode == 1
+    finally:
+        cluster.run("n1", ["chmod", "600", "/etc/beeond-ctl/secret"])
+        cluster.run("n1", ["chmod", "700", "/nvme/beeond"])
+    assert found["secret"][0] == "fail"
+    assert found["storage"][0] == "fail"
+    assert "/nvme/beeond" in found["storage"][1]
+    assert found["slurmd"][0] == "warn"
+    assert "restart" in found["slurmd"][1]
+
+
+def test_anyone_may_plan_without_privileges_and_nothing_changes(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    text = cluster.run("login", ["beeond-ctl", "plan", "-w", "n[1-3]", "--json"], user="alice").stdout
+    made = json.loads(text)
+    assert (made["backend"], made["leader"], made["nodes"]) == ("glusterfs", "n1", "n[1-3]")
+    assert len(made["services"]) == 2
+    cluster.wait_clean(before, timeout_s=5)
+
+
+def phases(cluster: Cluster, node: str) -> list[str]:
+    found = json.loads(cluster.run(node, ["beeond-ctl", "status", "--json"]).stdout)
+    return [instance["phase"] for instance in found]
+
+
+def test_status_shows_an_instance_to_root_and_to_its_user_and_to_no_one_else(cluster: Cluster) -> None:
+    cluster.run("login", ["rm", "-f", "/global/alice/go"])
+    job = cluster.submit(
+        "alice",
+        "#!/bin/sh\nbeeond-ctl status --json\nuntil [ -e /global/alice/go ]; do sleep 0.1; done\n",
+        "-N2", "--beeond", "-w", "n[1-2]",
+    )  # fmt: skip
+    cluster.wait_job(job, "RUNNING")
+    try:
+        wait_for(lambda: phases(cluster, "n2") == ["ready"], 30)
+        (seen,) = json.loads(cluster.run("n2", ["beeond-ctl", "status", "--json"]).stdout)
+        assert (seen["job"], seen["user"], seen["phase"], seen["nodes"]) == (job, "alice", "ready", "n[1-2]")
+        assert set(seen["services"].values()) == {"running"}
+        assert json.loads(cluster.run("n2", ["beeond-ctl", "status", "--json"], user="bob").stdout) == []
+        assert json.loads(cluster.run("n3", ["beeond-ctl", "status", "--json"]).stdout) == []
+    finally:
+        cluster.run("login", ["touch", "/global/alice/go"])
+    assert cluster.wait_job(job)["JobState"] == "COMPLETED"
+    (own,) = json.loads(cluster.job_output(job))
+    assert (own["job"], own["mount"]) == (job, f"/mnt/beeond/{job}")
+    cluster.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["beeond-ctl", "nonsense"], 2, ["nonsense", "--help"]),
+        (["beeond-ctl", "plan", "-w", "n[1-"], 1, ["node list"]),
+        (["beeond-ctl", "plan", "-w", "n1", "--beeond", "x=1"], 2, ["'x'", "capacity"]),
+        (["beeond-ctl", "recover", "7"], 2, ["root"]),
+        (["beeond-ctl", "--config", "/nowhere.toml", "status"], 2, ["/nowhere.toml"]),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_and_its_exit_code(
+    cluster: Cluster, argv: list[str], code: int, words: list[str]
+) -> None:
+    done = cluster.run("n1", argv, user="alice", check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert len(done.stderr.splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
