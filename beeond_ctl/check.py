@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import backends, slurm
 from beeond_ctl import config as configuration
-from beeond_ctl.errors import BeeondError, one_line
+from beeond_ctl.errors import BeeondError, NodeError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,12 +105,27 @@ def _programs(config: SiteConfig) -> Iterator[Finding]:
                 else ("fail", f"{program} is not in {search}; install it or set backend.path")
             )
             yield Finding(f"backend {name}", verdict, text)
+    if "beegfs" in config.backend.allowed:
+        try:
+            found = backends.get("beegfs").edition(config, lambda program: shutil.which(program, path=search))
+            yield Finding("backend beegfs", "ok", f"version {found}")
+        except NodeError as error:
+            yield Finding("backend beegfs", "fail", one_line(error))
+        if shutil.which("mkfs.xfs", path=search) is None:
+            yield Finding("backend beegfs", "fail", f"mkfs.xfs is not in {search}; its metadata needs it")
     if config.storage.kind == "image":
         for program in ("mkfs.xfs", "losetup"):
             if shutil.which(program, path=search) is None:
                 yield Finding("storage", "fail", f"{program} is not in {search}; images need it")
     if "glusterfs" in config.backend.allowed and not Path("/dev/fuse").exists():
         yield Finding("backend glusterfs", "fail", "/dev/fuse is missing; load the kernel module fuse")
+
+
+def _run_directory(config: SiteConfig) -> Iterator[Finding]:
+    usual = configuration.Paths().run
+    if config.paths.run != usual:
+        text = f"{config.paths.run} is not {usual}, where the SPANK plugin and the Epilog look; take paths.run out"
+        yield Finding("paths.run", "fail", text)
 
 
 def _mount_root(config: SiteConfig) -> Iterator[Finding]:
@@ -239,5 +254,6 @@ _LOOKS: Final[dict[str, Callable[[SiteConfig], Iterator[Finding]]]] = {
     "storage": _storage,
     "backend": _programs,
     "mount": _mount_root,
+    "paths.run": _run_directory,
     "Slurm": _slurm,
 }

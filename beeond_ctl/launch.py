@@ -121,9 +121,12 @@ def _ssh(node: str, command: str, timeout_s: float) -> Answer:
         client.load_system_host_keys()
         if os.path.exists("/etc/ssh/ssh_known_hosts"):
             client.load_system_host_keys("/etc/ssh/ssh_known_hosts")
-        client.connect(
-            node, username="root", timeout=_CONNECT_S, banner_timeout=_CONNECT_S, auth_timeout=_CONNECT_S
-        )
+        try:
+            client.connect(
+                node, username="root", timeout=_CONNECT_S, banner_timeout=_CONNECT_S, auth_timeout=_CONNECT_S
+            )
+        except TimeoutError:
+            return Answer(node, None, f"cannot be reached: no answer within {_CONNECT_S} s")
         _, stdout, _ = client.exec_command(f"{command} 2>&1", timeout=timeout_s)
         output = stdout.read().decode(errors="replace")
         code = stdout.channel.recv_exit_status()
@@ -141,7 +144,7 @@ def _ssh(node: str, command: str, timeout_s: float) -> Answer:
             return Answer(node, None, "host key is not known; add it to /etc/ssh/ssh_known_hosts")
         return Answer(node, None, f"ssh: {error}")
     except TimeoutError:
-        return Answer(node, None, f"no answer within {_CONNECT_S} s to connect, {timeout_s:.0f} s to end")
+        return Answer(node, None, f"did not end within {timeout_s:.0f} s")
     except OSError as error:  # includes paramiko's NoValidConnectionsError
         return Answer(node, None, f"cannot be reached: {error.strerror or error}".replace(f" {node}", ""))
     finally:

@@ -145,8 +145,10 @@ def locked(root: str, job_id: int, what: str) -> Iterator[None]:
             raise NodeError(
                 f"job {job_id}: another beeond-ctl works on it on this node; {what} when it has ended"
             ) from None
-        yield
-        if not run_dir(root, job_id).exists():
-            path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            if not run_dir(root, job_id).exists():
+                path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)

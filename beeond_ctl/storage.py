@@ -152,13 +152,22 @@ def _check(plan: Plan, target: Target) -> None:
             raise UserError(
                 f"--beeond: capacity={format_size(plan.request.capacity)} is too much: {text}; ask for less"
             )
-        raise NodeError(f"{text}; free some space or lower storage.capacity")
+        raise _no_room(plan, target, text)
     if target.image and wanted is None and free * _SHARE < MIN_IMAGE:
-        raise NodeError(
-            f"{target.base} has only {format_size(free)} free; see what fills it (`beeond-ctl status`)"
-        )
+        raise _no_room(plan, target, f"{target.base} has only {format_size(free)} free")
     if plan.config.storage.wipe == "discard":
         _trim(target.base, probe=True)
+
+
+def _no_room(plan: Plan, target: Target, text: str) -> UserError | NodeError:
+    """Room that other jobs have on a shared node is nobody's fault; room that is gone otherwise is the node's."""
+    others = [home for home in _homes(plan.config) if home.startswith(f"{target.base}/")]
+    if others:
+        return UserError(
+            f"{text}, for other jobs on the node have the rest; "
+            "all jobs there have to ask for a share with --beeond=capacity=SIZE, or use --exclusive"
+        )
+    return NodeError(f"{text}; see what fills it, or lower storage.capacity")
 
 
 def check_base(base: str) -> None:

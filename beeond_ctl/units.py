@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"(\d{1,15})(?:(k|m|g|t|p)(i?b)?|b)?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,19})(?:(k|m|g|t|p)(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -16,11 +16,11 @@ def parse_size(text: str) -> int:
     >>> parse_size("1MiB"), parse_size("2g"), parse_size("10")
     (1048576, 2147483648, 10)
 
-    Raises ValueError when `text` is not a positive size.
+    Raises ValueError when `text` is not a positive size below 8 EiB.
     """
     match = _SIZE.fullmatch(text.strip())
     value = int(match[1]) * 1024 ** _POWER.get((match[2] or "").lower(), 0) if match else 0
-    if value <= 0:
+    if not 0 < value < 2**63:  # more is no size of a file (off_t)
         raise ValueError(f"{text!r} is not a size such as 512KiB, 1MiB or 2TiB")
     return value
 

@@ -11,6 +11,7 @@ import click
 
 from beeond_ctl import config as configuration
 from beeond_ctl import request as requests
+from beeond_ctl.cli.stage import stage
 from beeond_ctl.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
@@ -150,6 +151,33 @@ def check(config_path: Path, *, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
+# --- sweep ------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@_AS_JSON
+@click.pass_obj
+def sweep(config_path: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Find what dead jobs left on this node, and remove it. For root; at boot, from a timer, or by hand.
+
+    Live instances are left alone. Data that is owed a stage-out is kept, the node drained, and the command named that
+    finishes it. Exit code 1 if something is stuck and needs a person.
+    """
+    from beeond_ctl.cli import show
+    from beeond_ctl.lifecycle.sweep import sweep as run
+
+    _as_root("sweep")
+    if not show.leftovers(run(_load(config_path), dry_run=dry_run), as_json=as_json):
+        raise click.exceptions.Exit(1)
+
+
+# --- stage ------------------------------------------------------------------------------------------------
+
+
+cli.add_command(stage)
+
+
 # --- recover ----------------------------------------------------------------------------------------------
 
 
@@ -282,7 +310,7 @@ def down(
 
 def _as_root(name: str) -> None:
     if os.geteuid() != 0:
-        raise UsageError(f"{name} has to be run as root: it starts services on the nodes; ask your admin")
+        raise UsageError(f"{name} has to be run as root; ask your admin")
 
 
 def _chosen_nodes(node_list: str | None, nodefile: Path | None) -> tuple[str, ...] | None:
@@ -297,6 +325,22 @@ def _chosen_nodes(node_list: str | None, nodefile: Path | None) -> tuple[str, ..
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.pass_obj
+def prepare(config_path: Path) -> None:
+    """Make ready on this node, while it is idle, what its first job would wait for. Best run at boot.
+
+    For BeeGFS: the directories of an empty metadata server, which every instance gets a copy of.
+    """
+    from beeond_ctl import storage
+
+    if os.geteuid() != 0:
+        raise UsageError("prepare has to be run as root: it writes to the devices of the node")
+    config = _load(config_path)
+    if "beegfs" in config.backend.allowed:
+        storage.make_template(config)
 
 
 @cli.command()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from beeond_ctl.check import Finding
     from beeond_ctl.config import SiteConfig
+    from beeond_ctl.lifecycle.sweep import Leftover
     from beeond_ctl.plan import Plan
 
 
@@ -108,7 +109,23 @@ def status(config: SiteConfig, job_id: int | None, *, as_json: bool) -> None:
             "timings",
         ):
             if instance.get(name):
-                click.echo(f"  {name.replace('_', ' '):<10} {instance[name]}")
+                click.echo(f"  {name.replace('_', ' '):<10} {_plain(instance[name])}")
+
+
+def _plain(value: object) -> str:
+    return (
+        ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else str(value)
+    )
+
+
+def leftovers(found: Sequence[Leftover], *, as_json: bool) -> bool:
+    """Print what a sweep found; whether nothing is stuck."""
+    if as_json:
+        _print_json([{"what": item.what, "verdict": item.verdict, "text": item.text} for item in found])
+    else:
+        for item in found:
+            click.echo(f"{item.verdict:<8}  {item.what}  {item.text}")
+    return all(item.verdict != "stuck" for item in found)
 
 
 def checks(findings: Sequence[Finding], *, as_json: bool) -> bool:

@@ -35,7 +35,7 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     if not request and not has_directives:
         return 0
     where = slurm.prolog(environ)
-    config = configuration.load(config_path)
+    config = guard.configured(config_path, where.node, where.job.job_id)
     state = states.State(
         job=where.job,
         nodes=where.nodes,

@@ -75,6 +75,14 @@ def claim_mount(root: str, job_id: int, point: str) -> None:
         path.write_text(str(job_id))
 
 
+def forget_stale(root: str) -> None:
+    """Remove the claims of jobs that are gone."""
+    with _claims(root) as directory:
+        for path in directory.iterdir():
+            if _owner(root, path) is None:
+                path.unlink()
+
+
 def release(root: str, job_id: int) -> None:
     """Give up all claims of the job."""
     with _claims(root) as directory:

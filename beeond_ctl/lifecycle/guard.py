@@ -6,12 +6,14 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from beeond_ctl import config as configuration
 from beeond_ctl import slurm
-from beeond_ctl.errors import NodeError, one_line
+from beeond_ctl.errors import ConfigError, NodeError, one_line
 from beeond_ctl.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from beeond_ctl.config import SiteConfig
 
@@ -29,6 +31,15 @@ def draining(config: SiteConfig, node: str, job_id: int) -> Iterator[None]:
         except NodeError as second:
             raise NodeError(f"{text} (and the reason could not be told to Slurm: {second})") from error
         raise
+
+
+def configured(path: Path, node: str, job_id: int) -> SiteConfig:
+    """The configuration; where it cannot be used, the node is drained and ConfigError raised."""
+    try:
+        return configuration.load(path)
+    except ConfigError:
+        with draining(configuration.SiteConfig(), node, job_id):
+            raise
 
 
 def drain_prefix(job_id: int) -> str:

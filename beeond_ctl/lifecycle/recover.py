@@ -90,13 +90,19 @@ def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
     """The state as the records on the devices tell it: `/run` is empty after a reboot."""
     for record in storage.read_records(config):
         if record.job_id == job_id:
-            state = states.State(
-                job=record.job, nodes=record.nodes, node=record.node, request=record.request,
-                config=config.model_dump(mode="json"), phase="retained", ran=record.phase != "wiping",
-            )  # fmt: skip
+            state = state_of(config, record)
             states.create(config.paths.run, state)
             return state
     return None
+
+
+def state_of(config: SiteConfig, record: storage.Record) -> states.State:
+    """The state that a record on a device stands for. What was being wiped was proved, or given up."""
+    return states.State(
+        job=record.job, nodes=record.nodes, node=record.node, request=record.request, block=record.block,
+        config=config.model_dump(mode="json"), phase="retained", ran=record.phase != "wiping",
+        mount=f"{config.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
+    )  # fmt: skip
 
 
 def is_proved(config: SiteConfig, job_id: int) -> bool:

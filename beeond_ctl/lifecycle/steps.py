@@ -67,7 +67,7 @@ def agree_on_ports(here: Here, team: Team, free: list[int], names: dict[str, Any
         free=free, names=names, edition=here.state.edition,
     )  # fmt: skip
     if answer["block"] is None:
-        raise NodeError(
+        raise PeerError(
             f"no block of 16 ports out of {here.config.network.ports} is free on all nodes; widen network.ports "
             "or see what listens there (ss -ltnp)"
         )
@@ -161,7 +161,7 @@ def mount(here: Here) -> None:
         mounts.make_point(how.point)
         here.state.mount = how.point
         here.save()
-        start(here, how.helpers)
+        start(here, [helper for helper in how.helpers if not lives(here, helper.name)])
         if how.service is not None:
             start(here, (how.service,))
         if how.command is not None:
@@ -195,9 +195,9 @@ def roll_back(here: Here) -> None:
     """Remove an instance that no user has seen. Raises NodeError naming what could not be removed.
 
     A client that outlives its file system's manager cannot be unmounted, so where there is one the nodes meet between
-    unmounting and stopping. Whoever does not come is passed over.
+    unmounting and stopping. Nobody mounts before all have started, and whoever does not come is passed over.
     """
-    if here.backend.MANAGED and here.state.phase not in {"claimed", "preparing"}:
+    if here.backend.MANAGED and here.state.phase not in {"claimed", "preparing", "starting"}:
         try:
             with open_team(here, "roll-back", combine={}, handlers={}) as team:
                 unmount(here)

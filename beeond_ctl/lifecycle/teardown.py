@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from beeond_ctl import config as configuration
 from beeond_ctl import slurm, storage
 from beeond_ctl import state as states
-from beeond_ctl.errors import BeeondError, PeerError, RetainedError, one_line
+from beeond_ctl.errors import BeeondError, ConfigError, PeerError, RetainedError, one_line
 from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from beeond_ctl.lifecycle.team import Team
 
@@ -26,13 +26,17 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     Raises BeeondError where the node does not end clean; it has then been drained with the reason.
     """
     job_id, node = slurm.epilog_job(environ), slurm.node_name(environ)
-    config = configuration.load(config_path)
+    config = configuration.SiteConfig()
+    with suppress(ConfigError):  # what counts is what was valid at bring-up, and lies in the state
+        config = configuration.load(config_path)
     with states.locked(config.paths.run, job_id, "try again"), guard.draining(config, node, job_id):
         state = states.read(config.paths.run, job_id)
         if state is None:
             return 0
         here = Here(configuration.SiteConfig.model_validate(state.config), state)
         here.events.log("epilog")
+        if state.phase == "retained":  # by a sweep after a reboot: it says so already, and recover does the rest
+            raise RetainedError(f"data kept ({state.reason}); {recovery(job_id, state.nodes)}")
         with here.events.timed("tear-down"), guard.interruptible():
             end(here, "epilog", prepare=revive)
     return 0
@@ -123,5 +127,9 @@ def retain(here: Here, why: str) -> None:
     claims.release(here.config.paths.run, job_id)
     here.state.reason = why
     here.enter("retained")
-    command = f"beeond-ctl recover {job_id} --nodes {slurm.fold_nodes(here.state.nodes)}"
-    raise RetainedError(f"data kept, stage-out is not proved ({why}); when the cause is gone run: {command}")
+    raise RetainedError(f"data kept, stage-out is not proved ({why}); {recovery(job_id, here.state.nodes)}")
+
+
+def recovery(job_id: int, nodes: Sequence[str]) -> str:
+    """What to do about kept data. `recover` finds the nodes of a job in a drain reason by these words."""
+    return f"when the cause is gone run: beeond-ctl recover {job_id} --nodes {slurm.fold_nodes(nodes)}"

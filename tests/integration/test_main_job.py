@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.site_config import CONFIG
 from tests.testbed import CommandError
 from tests.trees import AWKWARD, compare
 from tests.waiting import wait_for
@@ -23,19 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 NODES = ("n1", "n2", "n3")
-CONFIG = """
-[storage]
-kind = "{kind}"
-paths = ["/nvme/beeond"]
-{more}
-[deadlines]
-meet = 12
-start = 15
-stop = 10
-silence = 4
-[staging]
-job_check = 1
-"""
 
 
 @pytest.fixture(autouse=True)

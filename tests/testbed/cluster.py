@@ -406,9 +406,8 @@ class Cluster:
         `script` may be indented as a whole: it is dedented, since `#SBATCH` counts at the start of a line only.
         Raises CommandError, with what sbatch printed, when the submission is refused.
         """
-        done = self.run(
-            "login", ["sbatch", "--parsable", *sbatch_arguments], user=user, input=textwrap.dedent(script), cwd=cwd, env=env
-        )
+        argv = ["sbatch", "--parsable", *sbatch_arguments]
+        done = self.run("login", argv, user=user, input=textwrap.dedent(script), cwd=cwd, env=env)
         return int(done.stdout.strip().split(";")[0])
 
     def job(self, jobid: int) -> dict[str, str]:

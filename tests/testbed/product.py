@@ -116,8 +116,8 @@ def install(root: Path, machine: Machine, config_text: str, secret: str) -> None
     if machine.role in NODES_AND_CONTROLLER:
         put(root, SECRET_PATH, secret + "\n", 0o600)
     if machine.role == "compute":
-        for directory, mode in DIRECTORIES.items():
-            (root / directory.lstrip("/")).mkdir(mode=mode, parents=True, exist_ok=True)
+        for path, mode in DIRECTORIES.items():
+            (root / path.lstrip("/")).mkdir(mode=mode, parents=True, exist_ok=True)
     command = root / "usr/bin/beeond-ctl"
     command.unlink(missing_ok=True)
     os.symlink(_controller(), command)

@@ -1,0 +1,308 @@
+"""`beeond-ctl stage in|out`: one transfer by whoever types it, on the machine where it is typed.
+
+Knows paths, journals and signals. How it is copied is `staging`'s, how it looks is `cli.progress`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import stat
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from beeond_ctl.errors import NodeError, UsageError, UserError, one_line
+from beeond_ctl.request import FLAGS, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from beeond_ctl.staging.transfer import Job
+
+_KEEP_S: Final = 30 * 86400
+"""A journal that nobody has gone on with for so long is removed: it has about 120 bytes for each file."""
+
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.group()
+def stage() -> None:
+    """Copy into or out of $BEEOND now, as staging does it: verified, and resumable after whatever ends it.
+
+    Works outside of a job as well, between any two places on one machine.
+    """
+
+
+def _with_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that both directions have."""
+    options = [
+        *(click.option(f"--{name}", is_flag=True, help=_sentence(text)) for name, text in FLAGS.items()),
+        click.option(
+            "--workers", type=click.IntRange(1, 256), metavar="N",
+            help="Processes that copy. Default: one for each processor, 16 at most.",
+        ),
+        click.option("--quiet", is_flag=True, help="Show no progress, and nothing at all if all went well."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON event a line for scripts."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+@stage.command("in")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@_with_options
+def stage_in(source: str, destination: str, **options: Any) -> int:  # noqa: ANN401 - click gives them as they are
+    """Copy SRC to DST, which in a job is below $BEEOND if it is relative.
+
+    A directory's contents go into DST; a file becomes DST, or goes into it if DST is a directory or ends with '/'.
+    This machine alone copies, not all nodes of the job. Ctrl-C stops it, and the same command resumes it.
+    Exit code 0 only if everything is proved to be at DST.
+
+    \b
+    Example:
+      beeond-ctl stage in /lustre/proj/case7 in
+    """
+    return _run("in", source, destination, **options)
+
+
+@stage.command("out")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@_with_options
+def stage_out(source: str, destination: str, **options: Any) -> int:  # noqa: ANN401 - click gives them as they are
+    """Copy SRC, which in a job is below $BEEOND if it is relative, to DST.
+
+    A directory's contents go into DST; a file becomes DST, or goes into it if DST is a directory or ends with '/'.
+    This machine alone copies, not all nodes of the job. Ctrl-C stops it, and the same command resumes it.
+    Exit code 0 only if everything is proved to be at DST.
+
+    \b
+    Example:
+      beeond-ctl stage out results /lustre/proj/results
+    """
+    return _run("out", source, destination, **options)
+
+
+def _run(
+    direction: str, source: str, destination: str, *, workers: int | None, quiet: bool, as_json: bool, **chosen: bool
+) -> int:  # fmt: skip
+    from beeond_ctl.cli import progress
+    from beeond_ctl.staging.local import copy_local
+    from beeond_ctl.staging.transfer import show_path
+
+    flags = tuple(name for name in FLAGS if chosen[name.replace("-", "_")])
+    job = _job(source, destination, flags, inward=direction == "in")
+    command = _command(direction, job, workers)
+    how = progress.way(as_json=as_json, quiet=quiet)
+    try:
+        with _stoppable(), _journal(job) as journal:
+            resumed = any(path.stat().st_size for path in journal.glob("*.journal"))
+            facts = {"direction": direction, "flags": flags, "resumed": resumed}
+            paths = {"source": show_path(job.source), "destination": show_path(job.destination)}
+            progress.started(facts | paths, as_json=as_json)
+            with progress.shown(how, by_entries=resumed or "update" in flags) as tell:
+                summary = copy_local(
+                    job, journal_dir=journal, progress=tell, progress_every_s=progress.EVERY_S[how], workers=workers
+                )  # fmt: skip
+            if summary.proved or (not resumed and (summary.missing or summary.refused)):
+                _remove(journal)
+    except KeyboardInterrupt as stop:
+        progress.interrupted(command, as_json=as_json)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NodeError(f"stage {direction} has stopped: {one_line(error)}; to go on: {command}") from error
+    progress.ended(summary, command, as_json=as_json, quiet=quiet)
+    return 0 if summary.proved else 1
+
+
+# --- what was typed ---------------------------------------------------------------------------------------
+
+
+def _job(source: str, destination: str, flags: tuple[str, ...], *, inward: bool) -> Job:
+    """The transfer that is meant. Raises UsageError, UserError."""
+    from beeond_ctl.staging.transfer import Job
+
+    if not source or not destination:
+        raise UsageError("SRC or DST is empty; write '.' for this directory")
+    place = os.environ.get("BEEOND", "")
+    if inward:
+        source, destination = _absolute(source, ""), _absolute(destination, place)
+    else:
+        source, destination = _absolute(source, place), _absolute(destination, "")
+    durable = not (place and _lies_below(destination, place))
+    return Job(os.fsencode(source), os.fsencode(destination), flags, durable)
+
+
+def _absolute(path: str, place: str) -> str:
+    """`path` as it stands if absolute; below `place`, $BEEOND's value, if there is one; else below where we are."""
+    if path.startswith("/"):
+        return path
+    if not place:
+        return os.path.join(os.getcwd(), path)
+    if ".." in path.split("/"):
+        raise UsageError(
+            f"{show(path)} climbs out of $BEEOND with '..'; name a path below it, or an absolute one"
+        )
+    if not (place.startswith("/") and os.path.isdir(place)):
+        raise UserError(
+            f"$BEEOND is {show(place)}, which is not there; has the job ended, or is this another node?"
+        )
+    return os.path.join(place, path)
+
+
+def _lies_below(path: str, place: str) -> bool:
+    real = os.path.realpath(place)
+    return os.path.commonpath([os.path.realpath(path), real]) == real
+
+
+def _command(direction: str, job: Job, workers: int | None) -> str:
+    """What does the same from anywhere, ready to be pasted into a shell."""
+    words = ["beeond-ctl", "stage", direction, *(f"--{flag}" for flag in job.flags)]
+    words += ["--workers", str(workers)] if workers else []
+    return " ".join([*words, _quoted(job.source), _quoted(job.destination)])
+
+
+def _quoted(path: bytes) -> str:
+    """`path` for a shell, on one line."""
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if text.isprintable():
+        return shlex.quote(text)
+    plain = range(0x20, 0x7F)
+    return "$'" + "".join(
+        chr(byte) if byte in plain and chr(byte) not in "\\'" else f"\\x{byte:02x}" for byte in path
+    ) + "'"  # fmt: skip
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP stop the block once, as KeyboardInterrupt; after that nothing cuts the stopping off.
+
+    One that is ignored (nohup) stays so.
+    """
+
+    def stop(number: int, _: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt(number)
+
+    before = {each: signal.getsignal(each) for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+# --- journals ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _journal(job: Job) -> Iterator[Path]:
+    """The directory for the journal of `job`, locked for us. Raises UserError.
+
+    Two jobs may name the same paths and mean different file systems, so that each job has its own journals.
+    """
+    import hashlib
+
+    key = b"\0".join([os.fsencode(os.environ.get("BEEOND_JOB_ID", "")), job.source, job.destination])
+    base = _state_home() / "beeond-ctl" / "journals"
+    try:
+        os.umask(0o077)
+        base.mkdir(parents=True, exist_ok=True)
+        info = base.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            raise UserError(
+                f"{show(str(base))} is not a directory of yours; set XDG_STATE_HOME to one that is"
+            )
+        base.chmod(0o700)
+        _remove_old(base)
+        place = base / hashlib.blake2b(key, digest_size=8).hexdigest()
+        lock = _locked(place)
+    except OSError as error:
+        raise UserError(
+            f"no journal can be kept in {show(str(base))}: {error.strerror}; set XDG_STATE_HOME to a directory of yours"
+        ) from error
+    if lock is None:
+        raise UserError(
+            "this transfer is already running, here or where your home directory is shared; wait for it"
+        )
+    try:
+        yield place
+    finally:
+        os.close(lock)
+
+
+def _state_home() -> Path:
+    """`$XDG_STATE_HOME`, or its default in the home directory on record: `$HOME` may be another's under sudo."""
+    chosen = os.environ.get("XDG_STATE_HOME", "")
+    if chosen.startswith("/"):
+        return Path(chosen)
+    import pwd
+
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local/state"
+    except KeyError:
+        raise UserError(
+            "you have no home directory for the journal; set XDG_STATE_HOME to a directory of yours"
+        ) from None
+
+
+def _locked(place: Path) -> int | None:
+    """A descriptor that holds the lock of `place`, which is made if need be; None if another has it. Raises OSError."""
+    import fcntl
+
+    while True:
+        place.mkdir(exist_ok=True)
+        try:
+            fd = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # the one before us has just removed the directory
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(place / "lock")):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except FileNotFoundError:
+            pass  # it was removed between our two calls
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _remove(place: Path) -> None:
+    """Remove a journal whose lock we hold, the lock last."""
+    with suppress(OSError):
+        for path in sorted(place.iterdir(), key=lambda path: path.name == "lock"):
+            path.unlink()
+        place.rmdir()
+
+
+def _remove_old(base: Path) -> None:
+    for place in base.iterdir():
+        with suppress(OSError):
+            if time.time() - max(path.stat().st_mtime for path in (place, *place.iterdir())) > _KEEP_S:
+                lock = _locked(place)
+                if lock is not None:
+                    _remove(place)
+                    os.close(lock)

@@ -1,0 +1,118 @@
+"""What a reboot or a crash leaves, and `beeond-ctl sweep` that finds it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.site_config import CONFIG
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.testbed import Cluster
+
+pytestmark = pytest.mark.cluster
+
+HOLD = """#!/bin/sh
+mkdir "$BEEOND/out"; echo result > "$BEEOND/out/$SLURM_JOB_ID"
+touch /global/alice/begun
+while [ -e /global/alice/begun ]; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_deadlines(cluster: Cluster) -> None:
+    cluster.write_config(CONFIG.format(kind="directory", more=""))
+
+
+def swept(cluster: Cluster, node: str, *options: str) -> list[tuple[str, str]]:
+    done = cluster.run(node, ["beeond-ctl", "sweep", "--json", *options], check=False)
+    return [(item["what"], item["verdict"]) for item in json.loads(done.stdout)]
+
+
+def begun(cluster: Cluster) -> bool:
+    return cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0
+
+
+def held(cluster: Cluster, *options: str) -> int:
+    """A job of n1 and n2 that has written its result and waits."""
+    cluster.wait_idle()
+    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+    job = cluster.submit("alice", HOLD, "-N2", "-w", "n[1-2]", *options)
+    cluster.wait_job(job, "RUNNING")
+    wait_for(partial(begun, cluster), 30)
+    return job
+
+
+def settled(cluster: Cluster, node: str) -> bool:
+    return not {"COMPLETING", "DOWN", "NOT_RESPONDING"} & cluster.node_state(node).flags
+
+
+def put_back(cluster: Cluster, job: int) -> None:
+    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+    cluster.run("ctl", ["scancel", str(job)], check=False)
+    for node in ("n1", "n2"):
+        wait_for(partial(settled, cluster, node), 90)
+        if "DRAIN" in cluster.node_state(node).flags:
+            cluster.resume(node)
+    cluster.wait_idle()
+
+
+def test_a_live_instance_is_left_alone(cluster: Cluster) -> None:
+    job = held(cluster, "--beeond")
+    assert swept(cluster, "n1") == [(f"job {job}", "live")]
+    assert swept(cluster, "n3") == []
+    cluster.run("login", ["rm", "/global/alice/begun"])
+    assert cluster.wait_job(job)["JobState"] == "COMPLETED"
+    cluster.wait_idle()
+
+
+def test_a_reboot_leaves_data_that_nobody_is_owed_and_sweep_removes_it(cluster: Cluster) -> None:
+    before = cluster.snapshots()
+    job = held(cluster, "--beeond")
+    try:
+        cluster.reboot("n2")
+        assert cluster.run("n2", ["ls", "/nvme/beeond"]).stdout.split() == [f"job-{job}"]
+        assert swept(cluster, "n2", "--dry-run") == [(f"job {job}", "removed")]
+        assert cluster.run("n2", ["ls", "/nvme/beeond"]).stdout.split() == [f"job-{job}"]
+        assert swept(cluster, "n2") == [(f"job {job}", "removed")]
+        assert cluster.run("n2", ["ls", "/nvme/beeond"]).stdout == ""
+        assert swept(cluster, "n2") == []
+    finally:
+        put_back(cluster, job)
+    cluster.run("n2", ["mkdir", "-p", "/run/beeond-ctl/jobs", "/mnt/beeond"])
+    cluster.wait_clean(before, timeout_s=10)
+
+
+def test_a_reboot_leaves_data_that_is_owed_and_sweep_keeps_it_for_recover(cluster: Cluster) -> None:
+    cluster.run("login", ["rm", "-rf", "/global/alice/owed"])
+    job = held(cluster, "--beeond-stage-out=out:/global/alice/owed")
+    try:
+        cluster.reboot("n2")
+        assert swept(cluster, "n2") == [(f"job {job}", "kept")]
+        assert f"beeond-ctl recover {job} --nodes n[1-2]" in cluster.node_state("n2").reason
+        assert swept(cluster, "n2") == [(f"job {job}", "kept")]
+        cluster.run("login", ["rm", "/global/alice/begun"])
+        cluster.run("ctl", ["scancel", str(job)], check=False)
+        wait_for(lambda: "retained" in cluster.run("n1", ["beeond-ctl", "status"]).stdout, 90)
+        cluster.run("ctl", ["beeond-ctl", "recover", str(job), "--nodes", "n[1-2]"], timeout_s=120)
+        assert cluster.read("login", f"/global/alice/owed/{job}") == "result\n"
+        assert swept(cluster, "n1") == swept(cluster, "n2") == []
+    finally:
+        put_back(cluster, job)
+
+
+def test_a_directory_that_nobody_knows_is_removed_if_empty_and_told_if_not(cluster: Cluster) -> None:
+    cluster.run("n3", ["mkdir", "-p", "/nvme/beeond/job-9999998", "/nvme/beeond/job-9999999/data"])
+    try:
+        assert swept(cluster, "n3") == [
+            ("/nvme/beeond/job-9999998", "removed"),
+            ("/nvme/beeond/job-9999999", "stuck"),
+        ]
+        assert cluster.run("n3", ["beeond-ctl", "sweep"], check=False).returncode == 1
+        assert cluster.run("n3", ["ls", "/nvme/beeond"]).stdout.split() == ["job-9999999"]
+    finally:
+        cluster.run("n3", ["rm", "-rf", "/nvme/beeond/job-9999999"])
