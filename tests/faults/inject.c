@@ -1,0 +1,116 @@
+/* Makes one system call fail, or kills the process at it: LD_PRELOAD=inject.so FAULT=CALL:NTH:ERRNO
+ *
+ * Counting starts when the process gives up its privileges (prctl), so that the start of the interpreter is left
+ * alone. ERRNO 0 kills, a negative one freezes. With FAULT_STICKY the call fails from then on.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static int armed, wanted_errno, sticky;
+static long countdown;
+static char wanted[32];
+
+__attribute__((constructor)) static void read_fault(void)
+{
+	const char *text = getenv("FAULT");
+	const char *colon = text ? strchr(text, ':') : NULL;
+	if (!colon || (size_t)(colon - text) >= sizeof wanted)
+		return;
+	memcpy(wanted, text, (size_t)(colon - text));
+	countdown = strtol(colon + 1, NULL, 10);
+	colon = strchr(colon + 1, ':');
+	wanted_errno = colon ? atoi(colon + 1) : EIO;
+	sticky = getenv("FAULT_STICKY") != NULL;
+}
+
+static int due(const char *call)
+{
+	if (!armed || strcmp(call, wanted) != 0)
+		return 0;
+	long now = __sync_sub_and_fetch(&countdown, 1);
+	if (now != 0 && !(sticky && now < 0))
+		return 0;
+	if (wanted_errno < 0)
+		raise(SIGSTOP);
+	if (wanted_errno == 0)
+		kill(getpid(), SIGKILL);
+	errno = wanted_errno;
+	return 1;
+}
+
+int prctl(int option, ...)
+{
+	va_list list;
+	va_start(list, option);
+	unsigned long a = va_arg(list, unsigned long), b = va_arg(list, unsigned long);
+	unsigned long c = va_arg(list, unsigned long), d = va_arg(list, unsigned long);
+	va_end(list);
+	int (*real)(int, ...) = dlsym(RTLD_NEXT, "prctl");
+	armed = 1;
+	return real(option, a, b, c, d);
+}
+
+#define WRAP(type, name, label, parameters, ...)                                                                       \
+	type name parameters                                                                                           \
+	{                                                                                                              \
+		static type(*real) parameters;                                                                         \
+		if (!real)                                                                                             \
+			*(void **)&real = dlsym(RTLD_NEXT, #name);                                                     \
+		if (due(label))                                                                                        \
+			return (type)-1;                                                                               \
+		return real(__VA_ARGS__);                                                                              \
+	}
+
+#define WRAP_OPEN(name, label, parameters, ...)                                                                        \
+	int name parameters                                                                                            \
+	{                                                                                                              \
+		static int (*real)(int, const char *, int, ...);                                                       \
+		mode_t mode = 0;                                                                                       \
+		va_list list;                                                                                          \
+		va_start(list, flags);                                                                                 \
+		mode = va_arg(list, mode_t);                                                                           \
+		va_end(list);                                                                                          \
+		if (!real)                                                                                             \
+			*(void **)&real = dlsym(RTLD_NEXT, #name);                                                     \
+		if (due(label))                                                                                        \
+			return -1;                                                                                     \
+		return real(__VA_ARGS__);                                                                              \
+	}
+
+WRAP_OPEN(openat, "open", (int fd, const char *path, int flags, ...), fd, path, flags, mode)
+WRAP_OPEN(openat64, "open", (int fd, const char *path, int flags, ...), fd, path, flags, mode)
+WRAP(ssize_t, read, "read", (int fd, void *data, size_t size), fd, data, size)
+WRAP(ssize_t, preadv64, "read", (int fd, const struct iovec *v, int n, off64_t at), fd, v, n, at)
+WRAP(ssize_t, preadv64v2, "read", (int fd, const struct iovec *v, int n, off64_t at, int f), fd, v, n, at, f)
+WRAP(ssize_t, write, "write", (int fd, const void *data, size_t size), fd, data, size)
+WRAP(ssize_t, pwrite64, "write", (int fd, const void *data, size_t size, off64_t at), fd, data, size, at)
+WRAP(ssize_t, copy_file_range, "write", (int a, off64_t *x, int b, off64_t *y, size_t n, unsigned f), a, x, b, y, n, f)
+WRAP(int, fsync, "sync", (int fd), fd)
+WRAP(int, fdatasync, "sync", (int fd), fd)
+WRAP(int, syncfs, "sync", (int fd), fd)
+WRAP(int, renameat, "rename", (int a, const char *x, int b, const char *y), a, x, b, y)
+WRAP(int, mkdirat, "mkdir", (int fd, const char *path, mode_t mode), fd, path, mode)
+WRAP(int, linkat, "link", (int a, const char *x, int b, const char *y, int f), a, x, b, y, f)
+WRAP(int, symlinkat, "symlink", (const char *text, int fd, const char *path), text, fd, path)
+WRAP(ssize_t, readlinkat, "readlink", (int fd, const char *path, char *data, size_t size), fd, path, data, size)
+WRAP(int, unlinkat, "unlink", (int fd, const char *path, int flags), fd, path, flags)
+WRAP(int, fchmod, "chmod", (int fd, mode_t mode), fd, mode)
+WRAP(int, fchown, "chown", (int fd, uid_t uid, gid_t gid), fd, uid, gid)
+WRAP(int, futimens, "utime", (int fd, const struct timespec times[2]), fd, times)
+WRAP(int, fstat64, "stat", (int fd, struct stat64 *info), fd, info)
+WRAP(int, fstatat64, "stat", (int fd, const char *path, struct stat64 *info, int flags), fd, path, info, flags)
+WRAP(ssize_t, flistxattr, "xattr", (int fd, char *data, size_t size), fd, data, size)
+WRAP(ssize_t, fgetxattr, "xattr", (int fd, const char *name, void *data, size_t size), fd, name, data, size)
+WRAP(int, fsetxattr, "xattr", (int fd, const char *n, const void *d, size_t s, int f), fd, n, d, s, f)
+WRAP(int, ftruncate64, "truncate", (int fd, off64_t size), fd, size)
+WRAP(off64_t, lseek64, "seek", (int fd, off64_t at, int whence), fd, at, whence)
+WRAP(int, close, "close", (int fd), fd)

@@ -1,0 +1,218 @@
+"""Staging under faults: whatever fails, wherever it is killed, nothing is lost, half-written or reported wrongly.
+
+`BEEOND_FAULT_RUNS` sets how many seeded runs each of the random tests makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from beeond_ctl.staging import spawn
+from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.journal import _read
+from beeond_ctl.staging.local import copy_local
+from beeond_ctl.staging.transfer import Job, Summary
+from beeond_ctl.staging.worker import serve
+from tests.faults import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUNS = int(os.environ.get("BEEOND_FAULT_RUNS", "30"))
+CALLS = (
+    *("open", "read", "write", "sync", "rename", "mkdir", "link", "symlink", "readlink", "unlink"),
+    *("chmod", "chown", "utime", "stat", "xattr", "truncate", "seek", "close"),
+)
+ERRNOS = (0, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ESTALE)
+
+
+@pytest.fixture(scope="session")
+def injector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("inject") / "inject.so"
+    source = Path(__file__).with_name("inject.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+def area() -> Iterator[Path]:
+    """A directory in memory where there is one: these tests sync thousands of times."""
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
+    area = base / f"staging-faults-{os.getpid()}-{random.getrandbits(32):x}"
+    area.mkdir()
+    yield area
+    shutil.rmtree(area)
+
+
+def stage(area: Path, *flags: str) -> Summary:
+    journal = area / "journal"
+    journal.mkdir(exist_ok=True)
+    job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags)
+    return copy_local(job, journal_dir=journal, workers=2, stall_timeout_s=60, progress_every_s=0.02)
+
+
+def assert_nothing_half_done(area: Path, before: dict[bytes, bytes]) -> None:
+    """Every name at the destination holds what the source holds, or what was there before."""
+    source, target = (trees.files_in(os.fsencode(area / each)) for each in ("source", "target"))
+    for name, content in target.items():
+        if not os.path.basename(name).startswith(b".beeond-ctl.") and b".newer-" not in name:
+            assert content in (source.get(name), before.get(name)), name
+
+
+def assert_same(area: Path) -> None:
+    source, target = os.fsencode(area / "source"), os.fsencode(area / "target")
+    assert trees.leftovers(target) == []
+    assert trees.snapshot(target) == trees.snapshot(source)
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_one_failing_call_is_reported_and_the_next_run_completes(
+    seed: int, area: Path, injector: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    trees.build(os.fsencode(area / "source"), seed)
+    call, number, code = rng.choice(CALLS), int(rng.expovariate(0.03)) + 1, rng.choice(ERRNOS)
+    before = trees.snapshot(os.fsencode(area / "source"))
+    with monkeypatch.context() as patch:
+        environment = {**spawn._ENVIRONMENT, "LD_PRELOAD": str(injector), "FAULT": f"{call}:{number}:{code}"}
+        if rng.random() < 0.3:
+            environment["FAULT_STICKY"] = "1"
+        patch.setattr(spawn, "_ENVIRONMENT", environment)
+        summary = stage(area)
+    fault = f"{call} {number} {code}: {summary.problems()}"
+    assert trees.snapshot(os.fsencode(area / "source")) == before, fault
+    if (area / "target").exists():
+        assert_nothing_half_done(area, {})
+    if summary.proved:
+        assert summary.problems() == [], fault
+        assert_same(area)
+    else:
+        assert summary.problems() != [], fault
+    again = stage(area)
+    assert again.proved, (fault, again.problems())
+    assert_same(area)
+
+
+def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
+    area: Path, injector: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.build(os.fsencode(area / "source"), 1)
+    (area / "journal").mkdir()
+    job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"))
+    transfer = Coordinator(job, None, area / "journal", ["n1"])
+    environment = {**spawn._ENVIRONMENT, "LD_PRELOAD": str(injector), "FAULT": "rename:3:-1"}
+    monkeypatch.setattr(spawn, "_ENVIRONMENT", environment)
+    serve(
+        lambda: transfer.take("n1"),
+        lambda result: transfer.report("n1", result),
+        None,
+        threading.Event(),
+        processes=1,
+        work_timeout_s=0.5,
+    )
+    transfer.close()
+    assert not transfer.summary().proved
+    assert "lost" in {cause for cause, _ in transfer.summary().failures}
+    monkeypatch.undo()
+    assert stage(area).proved
+    assert_same(area)
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.journal import _read
+from beeond_ctl.staging.local import copy_local
+from beeond_ctl.staging.transfer import Job
+print("go", flush=True)
+area = Path(sys.argv[1])
+copy_local(Job(bytes(area / "source"), bytes(area / "target")), journal_dir=area / "journal", workers=2)
+"""
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_killed_at_any_moment_the_transfer_resumes_where_it_was(seed: int, area: Path) -> None:
+    rng = random.Random(seed)
+    trees.build(os.fsencode(area / "source"), seed, entries=300)
+    (area / "journal").mkdir()
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(area)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    children = _children_after(program, rng.uniform(0.0, 0.2))
+    victim = rng.choice([program.pid, *children])
+    with contextlib.suppress(ProcessLookupError):  # it was quicker
+        os.kill(victim, signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    _await_end(children)
+    (journal,) = (area / "journal").glob("*.journal") or [None]
+    if journal is not None and rng.random() < 0.3:
+        os.truncate(
+            journal, rng.randint(min(_start(journal), journal.stat().st_size), journal.stat().st_size)
+        )
+    if (area / "target").exists():
+        assert_nothing_half_done(area, {})
+    done = set(trees.files_in(os.fsencode(area / "target")))
+    summary = stage(area)
+    assert summary.proved, summary.problems()
+    assert_same(area)
+    third = stage(area)
+    assert third.proved
+    assert third.copied == 0
+    assert third.bytes == 0
+    assert done <= set(trees.files_in(os.fsencode(area / "target"))) | {
+        name for name in done if os.path.basename(name).startswith(b".beeond-ctl.")
+    }
+
+
+def _start(journal: Path) -> int:
+    """Bytes of what is on disk before the first file is copied."""
+    fd = os.open(journal, os.O_RDONLY)
+    ends = [end for kind, _, end in _read(fd, None) if kind in ("header", "run", "root")]
+    os.close(fd)
+    return max(ends, default=0)
+
+
+def _children_after(program: subprocess.Popen[bytes], delay_s: float) -> list[int]:
+    """Its children's process ids after some moments; a random time is the point here, not a condition."""
+    time.sleep(delay_s)
+    try:
+        text = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text()
+        for task in Path(f"/proc/{program.pid}/task").iterdir():
+            text += " " + (task / "children").read_text()
+    except OSError:
+        return []
+    return [int(pid) for pid in set(text.split())]
+
+
+def _await_end(pids: list[int]) -> None:
+    """Wait until orphaned children have seen that their parent is gone."""
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a copier outlives its parent"
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

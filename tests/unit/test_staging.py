@@ -1,0 +1,537 @@
+"""Whole transfers on this machine, by real processes: what is kept, what is refused, what is reported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.local import copy_local
+from beeond_ctl.staging.transfer import Identity, Job, Summary
+from beeond_ctl.staging.worker import Copier, serve
+from tests.faults import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+IS_ROOT = os.geteuid() == 0
+USER = Identity(65534, 65534, (65534,))
+
+
+@pytest.fixture
+def area() -> Iterator[Path]:
+    """A directory that every user may pass, in memory where there is any."""
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
+    area = base / f"staging-{os.getpid()}-{os.urandom(4).hex()}"
+    area.mkdir()
+    area.chmod(0o755)
+    yield area
+    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
+    shutil.rmtree(area)
+
+
+def stage(
+    source: Path | bytes, target: Path | bytes, *flags: str, area: Path, user: Identity | None = None
+) -> Summary:
+    journal = area / "journal"
+    journal.mkdir(mode=0o700, exist_ok=True)
+    job = Job(os.fsencode(source), os.fsencode(target), flags)
+    return copy_local(job, user, journal_dir=journal, workers=2, stall_timeout_s=60, progress_every_s=0.02)
+
+
+def give(path: Path, user: Identity) -> None:
+    subprocess.run(["chown", "-hR", f"{user.uid}:{user.gid}", path], check=True)
+
+
+def differences(source: Path, target: Path) -> str:
+    command = ["rsync", "-aHAXn", "--checksum", "--itemize-changes", "--delete", f"{source}/", f"{target}/"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace").stdout
+
+
+def only_cause(summary: Summary) -> str:
+    ((cause, _),) = summary.failures
+    return cause
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_copied_tree_is_the_same_by_two_judges(area: Path, seed: int) -> None:
+    trees.build(bytes(area / "source"), seed, entries=80)
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved, summary.problems()
+    assert trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+    if shutil.which("rsync"):
+        assert differences(area / "source", area / "target") == ""
+
+
+@pytest.mark.root
+def test_a_user_gets_the_same_tree_through_root(area: Path) -> None:
+    source, target = area / "source", area / "home" / "made" / "target"
+    trees.build(bytes(source), 1, entries=80)
+    acls = source / "acls"
+    acls.mkdir()
+    (acls / "file").write_text("x")
+    for entry in ("u:33:rw", "d:u:33:rwx"):
+        subprocess.run(["setfacl", "-m", entry, acls], check=True)
+    subprocess.run(["setfacl", "-m", "g:44:r", acls / "file"], check=True)
+    (area / "home").mkdir()
+    give(source, USER)
+    give(area / "home", USER)
+    for path in source.rglob("*"):  # chown takes set-uid away
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o755:
+            path.chmod(0o4755)
+    os.utime(source, ns=(1, 1))
+    summary = stage(source, target, area=area, user=USER)
+    assert summary.proved, summary.problems()
+    assert differences(source, target) == ""
+    assert (area / "home" / "made").stat().st_uid == USER.uid
+    assert (area / "home" / "made").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.root
+def test_what_only_root_may_read_is_not_copied_and_all_else_is(area: Path) -> None:
+    source, target = area / "source", area / "target"
+    (source / "closed").mkdir(parents=True)
+    (source / "closed" / "inside").write_text("secret")
+    (source / "secret").write_text("secret")
+    (source / "open").write_text("open")
+    (source / "closed").chmod(0o700)
+    (source / "secret").chmod(0o600)
+    target.mkdir()
+    give(target, USER)
+    summary = stage(source, target, area=area, user=USER)
+    assert not summary.proved
+    assert summary.failed == 2
+    assert only_cause(summary) == "denied"
+    assert (target / "open").read_text() == "open"
+    assert [path.name for path in target.rglob("*")] == ["open"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["source is closed", "destination is closed", "link to a closed file"])
+def test_a_user_is_refused_what_their_own_cp_could_not_do(area: Path, way: str) -> None:
+    source, target = area / "source", area / "target"
+    source.mkdir()
+    (source / "file").write_text("secret")
+    (area / "open").mkdir()
+    give(area / "open", USER)
+    if way == "destination is closed":
+        target.mkdir()
+    else:
+        source.chmod(0o700)
+        target = area / "open" / "target"
+    if way == "link to a closed file":
+        (area / "link").symlink_to(source / "file")
+        source = area / "link"
+    summary = stage(source, target, area=area, user=USER)
+    assert not summary.proved
+    assert summary.problems()
+    assert "permission denied" in " ".join(summary.problems())
+    assert not list(area.rglob("target/*"))
+
+
+def test_a_file_becomes_its_destination_or_goes_into_it(area: Path) -> None:
+    (area / "file").write_text("x")
+    (area / "there").mkdir()
+    (area / "link").symlink_to(area / "file")
+    for source, target, expected in (
+        ("file", "new", "new"),
+        ("file", "there", "there/file"),
+        ("file", "fresh/", "fresh/file"),
+        ("link", "there", "there/link"),
+        ("file", "deep/er/name", "deep/er/name"),
+    ):
+        summary = stage(area / source, bytes(area) + b"/" + target.encode(), area=area)
+        assert summary.proved, summary.problems()
+        assert summary.copied == 1
+        assert (area / expected).read_text() == "x"
+        assert not (area / expected).is_symlink()
+
+
+def test_a_link_to_a_directory_is_followed_only_at_the_top(area: Path) -> None:
+    (area / "real").mkdir()
+    (area / "real" / "up").symlink_to("..")
+    (area / "link").symlink_to("real")
+    assert stage(area / "link", area / "target", area=area).proved
+    assert os.readlink(area / "target" / "up") == ".."
+
+
+def test_a_source_that_is_not_there_is_said_to_be_missing(area: Path) -> None:
+    summary = stage(area / "nothing", area / "target", area=area)
+    assert summary.missing
+    assert not summary.proved
+    assert not (area / "target").exists()
+
+
+def test_a_directory_is_not_copied_into_itself(area: Path) -> None:
+    (area / "source").mkdir()
+    summary = stage(area / "source", area / "source" / "below" / "target", area=area)
+    assert summary.refused
+    assert list((area / "source").iterdir()) == []
+
+
+def test_a_link_in_the_destination_leads_nowhere(area: Path) -> None:
+    (area / "source" / "dir").mkdir(parents=True)
+    (area / "source" / "dir" / "file").write_text("new")
+    (area / "elsewhere").mkdir()
+    (area / "target").mkdir()
+    (area / "target" / "dir").symlink_to(area / "elsewhere")
+    summary = stage(area / "source", area / "target", area=area)
+    assert not summary.proved
+    assert {cause for cause, _ in summary.failures} == {"in-the-way"}
+    assert list((area / "elsewhere").iterdir()) == []
+
+
+def test_special_files_are_named_and_not_read(area: Path) -> None:
+    (area / "source").mkdir()
+    os.mkfifo(area / "source" / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(area / "source" / "socket"))
+        (area / "source" / "file").write_text("x")
+        summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved
+    assert summary.special.count == 2
+    assert set(summary.special.examples) == {"fifo", "socket"}
+    assert [path.name for path in (area / "target").iterdir()] == ["file"]
+
+
+def test_what_is_already_at_the_destination_stays_unless_asked(area: Path) -> None:
+    (area / "source" / "same").mkdir(parents=True)
+    for name in ("other", "same/other", "gone/deep/file"):
+        path = area / "target" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("old")
+    (area / "outside").mkdir()
+    (area / "outside" / "precious").write_text("x")
+    (area / "target" / "gone" / "link").symlink_to(area / "outside")
+    (area / "target" / "gone" / "deep").chmod(0o500)
+    assert stage(area / "source", area / "target", area=area).proved
+    assert (area / "target" / "gone" / "deep" / "file").exists()
+    summary = stage(area / "source", area / "target", "delete", area=area)
+    assert summary.proved, summary.problems()
+    assert [path.name for path in (area / "target").rglob("*")] == ["same"]
+    assert set(summary.deleted.examples) == {"other", "same/other", "gone"}
+    assert (area / "outside" / "precious").exists()
+
+
+def test_nothing_is_deleted_when_not_everything_was_copied(area: Path) -> None:
+    (area / "source").mkdir()
+    (area / "source" / "name").write_text("file")
+    (area / "target" / "name").mkdir(parents=True)
+    (area / "target" / "old").write_text("x")
+    summary = stage(area / "source", area / "target", "delete", area=area)
+    assert only_cause(summary) == "in-the-way"
+    assert (area / "target" / "old").exists()
+
+
+def test_update_copies_only_what_differs(area: Path) -> None:
+    trees.build(bytes(area / "source"), 3, entries=60)
+    first = stage(area / "source", area / "target", "update", area=area)
+    (area / "source" / "more").write_text("x")
+    shutil.rmtree(area / "journal")
+    second = stage(area / "source", area / "target", "update", area=area)
+    assert first.proved
+    assert second.proved
+    assert (second.copied, second.skipped) == (1, first.copied)
+
+
+def test_what_is_proved_is_copied_again_only_when_either_side_changed(area: Path) -> None:
+    (area / "source").mkdir()
+    for name in ("same", "source-changed", "target-changed", "target-gone"):
+        (area / "source" / name).write_text("first")
+    assert stage(area / "source", area / "target", area=area).copied == 4
+    when = (area / "source" / "source-changed").stat().st_mtime_ns
+    (area / "source" / "source-changed").write_text("other")
+    os.utime(area / "source" / "source-changed", ns=(when, when))
+    (area / "target" / "target-changed").write_text("tampered")
+    (area / "target" / "target-gone").unlink()
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved
+    assert (summary.copied, summary.skipped) == (3, 1)
+    assert (area / "target" / "source-changed").read_text() == "other"
+    assert (area / "target" / "target-changed").read_text() == "first"
+
+
+def test_a_newer_file_at_the_destination_is_kept_beside_the_copy(area: Path) -> None:
+    (area / "source").mkdir()
+    (area / "target").mkdir()
+    (area / "source" / "file").write_text("job's")
+    os.utime(area / "source" / "file", ns=(10**18, 10**18))
+    (area / "target" / "file").write_text("edited meanwhile")
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved
+    assert summary.notes["newer"].examples == ("file",)
+    assert (area / "target" / "file").read_text() == "job's"
+    (kept,) = (area / "target").glob("file.newer-*")
+    assert kept.read_text() == "edited meanwhile"
+
+
+def test_a_file_that_keeps_changing_is_reported_and_not_left_behind(area: Path) -> None:
+    (area / "source").mkdir()
+    path = area / "source" / "log"
+    path.write_bytes(bytes(30 << 20))
+    stop = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            os.utime(path, ns=(number, number))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        summary = stage(area / "source", area / "target", area=area)
+    finally:
+        stop.set()
+        thread.join()
+    assert only_cause(summary) == "changed"
+    assert list((area / "target").iterdir()) == []
+
+
+def test_directories_without_write_permission_are_filled_and_filled_again(area: Path) -> None:
+    inner = area / "source" / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("1")
+    (area / "source" / "a" / "b").chmod(0o500)
+    (area / "source" / "a").chmod(0o555)
+    user = None
+    if IS_ROOT:
+        give(area / "source", USER)
+        (area / "home").mkdir()
+        give(area / "home", USER)
+        user = USER
+    target = area / "home" / "target"
+    for _ in range(2):
+        summary = stage(area / "source", target, area=area, user=user)
+        assert summary.proved, summary.problems()
+        assert [oct(path.stat().st_mode & 0o777) for path in (target / "a", target / "a" / "b")] == [
+            "0o555",
+            "0o500",
+        ]
+        shutil.rmtree(area / "journal")
+
+
+def test_paths_longer_than_path_max_are_copied(area: Path) -> None:
+    (area / "source").mkdir()
+
+    def descend(root: Path, *, make: bool) -> int:
+        fd = os.open(root, os.O_RDONLY)
+        for number in range(100):
+            name = f"{number}-" + "d" * 200
+            if make:
+                os.mkdir(name, dir_fd=fd)
+            below = os.open(name, os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        return fd
+
+    fd = descend(area / "source", make=True)
+    os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=fd))
+    os.close(fd)
+    assert stage(area / "source", area / "target", area=area).proved
+    fd = descend(area / "target", make=False)
+    assert os.listdir(fd) == ["bottom"]
+    os.close(fd)
+
+
+@pytest.mark.root
+def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> None:
+    trees.build(bytes(area / "source"), 5, entries=10)
+    (area / "source" / "too-large").write_bytes(os.urandom(9 << 20))
+    (area / "source" / "too-large-2").write_bytes(os.urandom(9 << 20))
+    (area / "target").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", area / "target"], check=True)
+    try:
+        summary = stage(area / "source", area / "target", area=area)
+        assert only_cause(summary) == "no-space"
+        assert len(summary.problems()) == 1
+        assert summary.failed == 2
+        assert trees.leftovers(bytes(area / "target")) == []
+        subprocess.run(["mount", "-o", "remount,size=64m", area / "target"], check=True)
+        again = stage(area / "source", area / "target", area=area)
+        assert again.proved
+        assert (again.copied, again.skipped) == (2, summary.copied + summary.skipped)
+    finally:
+        subprocess.run(["umount", area / "target"], check=True)
+
+
+# --- big files, and several nodes -------------------------------------------------------------------------
+
+
+def big(path: Path, size: int = 200 << 20) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "wb") as file:
+        block = os.urandom(1 << 20)
+        for number in range(size >> 20):
+            file.write(number.to_bytes(8, "big") + block[8:])
+        file.write(b"tail")
+
+
+def coordinator(area: Path, *nodes: str) -> Coordinator:
+    (area / "journal").mkdir(exist_ok=True)
+    return Coordinator(Job(bytes(area / "source"), bytes(area / "target")), None, area / "journal", nodes)
+
+
+def next_work(transfer: Coordinator, node: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 20
+    while "wait" in (answer := transfer.take(node)):
+        assert time.monotonic() < deadline
+        transfer.wait(0.05)
+    return answer
+
+
+def finish(transfer: Coordinator, *nodes: str) -> Summary:
+    """Serve `nodes` until the transfer has ended."""
+    stop = threading.Event()
+    threads = [
+        threading.Thread(
+            target=serve,
+            args=(
+                lambda node=node: transfer.take(node),
+                lambda result, node=node: transfer.report(node, result),
+            ),
+            kwargs={"user": None, "stop": stop, "processes": 1, "pause": transfer.wait},
+        )
+        for node in nodes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    transfer.close()
+    return transfer.summary()
+
+
+def test_a_big_file_is_copied_in_pieces_by_all_and_resumed_by_piece(area: Path) -> None:
+    big(area / "source" / "big")
+    transfer, copier = coordinator(area, "n1"), Copier(None)
+    for _ in range(3):  # the directory, and two of four pieces
+        transfer.report("n1", copier.run(next_work(transfer, "n1")["work"]))
+    transfer.cancel("test")
+    copier.close()
+    transfer.close()
+    done = transfer.summary().bytes
+    assert 0 < done < (200 << 20)
+    summary = finish(coordinator(area, "n1", "n2"), "n1", "n2")
+    assert summary.proved, summary.problems()
+    assert summary.bytes == (200 << 20) + 4 - done
+    assert trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+
+
+def test_a_big_file_that_changes_between_its_pieces_starts_again(area: Path) -> None:
+    big(area / "source" / "big")
+    transfer, copier = coordinator(area, "n1"), Copier(None)
+    for _ in range(3):
+        transfer.report("n1", copier.run(next_work(transfer, "n1")["work"]))
+    copier.close()
+    with open(area / "source" / "big", "r+b") as file:
+        file.write(b"changed")
+    summary = finish(transfer, "n1")
+    assert summary.proved, summary.problems()
+    assert trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+
+
+def test_the_work_of_a_lost_node_is_done_by_another(area: Path) -> None:
+    trees.build(bytes(area / "source"), 7, entries=700)
+    transfer, copier = coordinator(area, "n1", "n2"), Copier(None)
+    taken = next_work(transfer, "n1")["work"]
+    transfer.node_lost("n1")
+    late = copier.run(taken)
+    copier.close()
+    transfer.report("n1", late)
+    assert "done" in transfer.take("n1")
+    summary = finish(transfer, "n2")
+    assert summary.proved, summary.problems()
+    assert trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+
+
+def test_a_node_that_sees_another_directory_copies_nothing(area: Path) -> None:
+    trees.build(bytes(area / "source"), 8)
+    transfer = coordinator(area, "n1", "n2")
+    work = next_work(transfer, "n1")["work"]
+    (area / "target").rename(area / "real")
+    (area / "target").mkdir()
+    copier = Copier(None)
+    transfer.report("n1", copier.run(work))
+    copier.close()
+    assert "done" in transfer.take("n1")
+    (area / "target").rmdir()
+    (area / "real").rename(area / "target")
+    assert finish(transfer, "n2").proved
+
+
+def test_without_any_node_left_the_transfer_ends_unproved(area: Path) -> None:
+    trees.build(bytes(area / "source"), 9)
+    transfer = coordinator(area, "n1")
+    next_work(transfer, "n1")
+    transfer.node_lost("n1")
+    assert transfer.finished()
+    assert not transfer.summary().proved
+    transfer.close()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {},
+        {"copied": 10**9},
+        {"copied": -1},
+        {"copied": "1"},
+        {"failures": [["x"]]},
+        {"failures": {}},
+        {"notes": []},
+        {"proofs": "a\nb"},
+        {"digest": "../../etc"},
+        {"again": [1, 2, "{"]},
+        {"deleted": [1, [2]]},
+    ],
+)
+def test_a_copier_that_lies_cannot_make_a_transfer_proved_or_hurt_the_coordinator(
+    area: Path, lie: dict[str, Any]
+) -> None:
+    trees.build(bytes(area / "source"), 10)
+    transfer = coordinator(area, "n1")
+    deadline = time.monotonic() + 20
+    while "work" in (answer := next_work(transfer, "n1")):
+        assert time.monotonic() < deadline
+        work = answer["work"]
+        truth = {"id": work["id"], "attempt": work["attempt"]}
+        honest = {"copied": 0, "skipped": 0, "bytes": 0, "failures": [], "notes": {}, "proofs": ""}
+        transfer.report("n1", {**truth, **honest, **lie})
+    assert not transfer.summary().proved
+    transfer.close()
+
+
+def test_a_single_file_with_delete_leaves_its_neighbours_alone(area: Path) -> None:
+    (area / "source").mkdir()
+    (area / "source" / "file").write_text("x")
+    (area / "target").mkdir(mode=0o751)
+    (area / "target" / "neighbour").write_text("x")
+    summary = stage(area / "source" / "file", area / "target", "delete", area=area)
+    assert summary.proved, summary.problems()
+    assert sorted(path.name for path in (area / "target").iterdir()) == ["file", "neighbour"]
+    assert (area / "target").stat().st_mode & 0o777 == 0o751
+
+
+def test_a_default_acl_at_the_destination_gives_nobody_access_to_the_copy(area: Path) -> None:
+    if not shutil.which("setfacl"):
+        pytest.skip("needs setfacl")
+    (area / "source" / "dir").mkdir(parents=True)
+    (area / "source" / "dir" / "file").write_text("x")
+    (area / "source" / "dir" / "file").chmod(0o640)
+    (area / "target").mkdir()
+    subprocess.run(["setfacl", "-d", "-m", "u:33:rwx", area / "target"], check=True)
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved, summary.problems()
+    for name in ("dir", "dir/file"):
+        copy, original = area / "target" / name, area / "source" / name
+        assert [each for each in os.listxattr(copy) if "acl" in each] == []
+        assert copy.stat().st_mode == original.stat().st_mode
