@@ -44,6 +44,8 @@ lint: deps venv ## every linter, strictest settings
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	shellcheck $(SHELL_SCRIPTS)
+	shellcheck -e SC2016 examples/*.sh
+	luacheck --quiet slurm tests/vectors
 	@$(MAKE) --no-print-directory -C spank lint
 
 format: venv ## put the Python code into its form

@@ -1,0 +1,1 @@
+"""Programs for whoever works on the project; no part of what is installed."""
