@@ -161,6 +161,15 @@ static bool in_job_env(spank_t sp, const char *name)
 	return rc == ESPANK_SUCCESS || rc == ESPANK_NOSPACE;
 }
 
+/* slurm_bb_paths sets it for jobs with #BB_LUA directives. That of another job is inherited with --export=ALL. */
+static bool has_directives(spank_t sp, uint32_t job)
+{
+	char found[16], wanted[16];
+
+	(void)snprintf(wanted, sizeof(wanted), "%u", job);
+	return spank_getenv(sp, "BEEOND_ASKED", found, sizeof(found)) == ESPANK_SUCCESS && strcmp(found, wanted) == 0;
+}
+
 void beeond_step_load(spank_t sp, int ac, char **av)
 {
 	struct beeond_args args = beeond_args_parse(ac, av);
@@ -175,6 +184,7 @@ void beeond_step_load(spank_t sp, int ac, char **av)
 			verdict = "this node does not know which job it runs";
 		return;
 	}
+	asked = asked || has_directives(sp, job);
 	load_failure(args.run_dir, job);
 	if (load_env(sp, args.run_dir, job))
 		return;

@@ -1,0 +1,451 @@
+-- Burst-buffer hooks of beeond-ctl, for BurstBufferType=burst_buffer/lua; belongs beside slurm.conf, on the hosts of
+-- slurmctld.
+--
+--     #BB_LUA beeond    [KEY=VALUE ...]
+--     #BB_LUA stage_in  source=PATH destination=PATH [flags=FLAG[+FLAG]]
+--     #BB_LUA stage_out source=PATH destination=PATH [flags=FLAG[+FLAG]]
+--
+-- The work is done where it is for --beeond: in Prolog and Epilog, which hold the nodes. Here, directives are refused
+-- at the prompt (slurm_bb_job_process: the grammar of beeond_ctl/directives.py, with its words), jobs are marked for
+-- their Prologs (slurm_bb_setup), and the outcome is told to Slurm (slurm_bb_data_out).
+--
+-- Written for Lua 5.1 to 5.4. Which one Slurm has was decided when it was built.
+
+local CONTROLLER = "/usr/bin/beeond-ctl"
+-- How much all nodes' devices hold together, in bytes: what jobs with capacity=SIZE pool=beeond are scheduled by.
+local POOL_FILE = "/etc/beeond-ctl/pool"
+
+local DIRECTIVE = "#BB_LUA"
+
+-- Words that messages list, in the order in which they do. --------------------------------------------------------
+
+local DIRECTIVES = { "beeond", "stage_in", "stage_out" }
+local STAGE_KEYS = { "source", "destination", "flags", "type" }
+local FLAGS = { "delete", "metadata-only", "update" }
+local KEYS = { "backend", "meta", "stripe-count", "chunk-size", "capacity", "mirror", "mount" }
+local METAVAR = {
+	["backend"] = "NAME", ["meta"] = "N|all", ["stripe-count"] = "N", ["chunk-size"] = "SIZE", ["capacity"] = "SIZE",
+	["mirror"] = "yes|no", ["mount"] = "PATH",
+}
+local SAME = { type = "scratch", access_mode = "striped" }
+local INSIDE = { "$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}" }
+
+local function has(list, word)
+	for _, item in ipairs(list) do
+		if item == word then return true end
+	end
+	return false
+end
+
+-- A refusal is an error with a table, so that it cannot be taken for a fault of this script.
+local function refuse(text)
+	error({ refusal = text }, 0)
+end
+
+-- Text in messages: as Python's repr() has it. ---------------------------------------------------------------------
+
+-- Length of the character of UTF-8 at `i`, and its code point; 1 and nil where there is none.
+local function character(text, i)
+	local a = text:byte(i)
+	if a < 0x80 then return 1, a end
+	local size = a >= 0xF0 and a <= 0xF4 and 4 or a >= 0xE0 and a < 0xF0 and 3 or a >= 0xC2 and a < 0xE0 and 2 or 0
+	if size == 0 or i + size - 1 > #text then return 1, nil end
+	local code = a % (size == 2 and 0x20 or size == 3 and 0x10 or 0x08)
+	for k = i + 1, i + size - 1 do
+		local b = text:byte(k)
+		if b < 0x80 or b > 0xBF then return 1, nil end
+		code = code * 0x40 + b % 0x40
+	end
+	local least = size == 2 and 0x80 or size == 3 and 0x800 or 0x10000
+	if code < least or code > 0x10FFFF or (code >= 0xD800 and code <= 0xDFFF) then return 1, nil end
+	return size, code
+end
+
+-- Characters that would not be seen, or would change how others are.
+local function hidden(code)
+	return code < 0x20 or (code >= 0x7F and code <= 0xA0) or code == 0xAD or (code >= 0x2000 and code <= 0x200F)
+		or (code >= 0x2028 and code <= 0x202F) or (code >= 0x205F and code <= 0x206F) or code == 0x3000
+		or code == 0xFEFF or (code >= 0xE000 and code <= 0xF8FF)
+end
+
+local SHORT = { [9] = "\\t", [10] = "\\n", [13] = "\\r", [92] = "\\\\" }
+
+local function quoted(text, invalid)
+	local quote = text:find("'", 1, true) and not text:find('"', 1, true) and '"' or "'"
+	local out, i = {}, 1
+	while i <= #text do
+		local size, code = character(text, i)
+		if code == nil then
+			out[#out + 1] = invalid:format(text:byte(i))
+		elseif SHORT[code] then
+			out[#out + 1] = SHORT[code]
+		elseif hidden(code) then
+			out[#out + 1] = (code < 0x100 and "\\x%02x" or "\\u%04x"):format(code)
+		elseif text:sub(i, i) == quote then
+			out[#out + 1] = "\\" .. quote
+		else
+			out[#out + 1] = text:sub(i, i + size - 1)
+		end
+		i = i + size
+	end
+	return quote .. table.concat(out) .. quote
+end
+
+local function show(text)
+	return quoted(text, "\\\\x%02x")
+end
+
+-- Values of `beeond`: nil where they are right, else what would be. ------------------------------------------------
+
+local function count(text)
+	if not (text:match("^[1-9]%d*$") and #text <= 6) then return "want a number from 1 to 999999" end
+end
+
+local POWER = { k = 1, m = 2, g = 3, t = 4, p = 5 }
+
+local function size(text)
+	local digits, unit = text:match("^%s*(%d+)(%a*)%s*$")
+	unit = unit and unit:lower()
+	local power = unit and POWER[unit:sub(1, 1)] or 0
+	local plain = unit == "" or unit == "b"
+	local known = unit and (plain or (power > 0 and (unit:match("^%ab?$") or unit:match("^%aib$"))))
+	local bytes = known and tonumber(digits) * 1024 ^ power or 0
+	-- Lua 5.1 has no integers of 64 bits: what it cannot tell from 8 EiB is compared as text.
+	local fits = bytes < 2 ^ 63 or (power == 0 and #digits == 19 and digits <= "9223372036854775807")
+	if #(digits or "") > 19 or bytes == 0 or not fits then
+		return nil, quoted(text, "\\udc%02x") .. " is not a size such as 512KiB, 1MiB or 2TiB"
+	end
+	return bytes
+end
+
+local function climbs(path)
+	return ("/" .. path .. "/"):find("/../", 1, true) ~= nil
+end
+
+local CHECK = {}
+CHECK["backend"] = function(text)
+	if not (text:match("^[a-z][a-z0-9-]*$") and #text <= 32) then return "want a name of lower-case letters" end
+end
+CHECK["meta"] = function(text)
+	if text ~= "all" and count(text) then return "want a number of nodes or 'all'" end
+end
+CHECK["stripe-count"] = count
+CHECK["chunk-size"] = function(text)
+	local bytes, wrong = size(text)
+	if wrong then return wrong end
+	local odd = bytes
+	while odd % 2 == 0 do odd = odd / 2 end
+	if bytes < 65536 or odd ~= 1 then return "want a power of two of at least 64KiB, such as 1MiB" end
+end
+CHECK["capacity"] = function(text)
+	local _, wrong = size(text)
+	return wrong
+end
+CHECK["mirror"] = function(text)
+	if not has({ "yes", "true", "1", "", "no", "false", "0" }, text) then return "want yes or no" end
+end
+CHECK["mount"] = function(text)
+	if text:sub(1, 1) ~= "/" or climbs(text) then return "want an absolute path without '..'" end
+end
+
+-- The grammar. -----------------------------------------------------------------------------------------------------
+
+-- Words between blanks; `\ ` is a blank within a word, `\\` a backslash.
+local function split_words(text)
+	local words, word, started, i = {}, {}, false, 1
+	while i <= #text do
+		local char = text:sub(i, i)
+		if char == "\\" then
+			local following = text:sub(i + 1, i + 1)
+			local plain = following == " " or following == "\t" or following == "\\"
+			word[#word + 1] = plain and following or char .. following
+			started = true
+			i = i + 1
+		elseif char == " " or char == "\t" then
+			if started then words[#words + 1] = table.concat(word) end
+			word, started = {}, false
+		else
+			word[#word + 1] = char
+			started = true
+		end
+		i = i + 1
+	end
+	if started then words[#words + 1] = table.concat(word) end
+	return words
+end
+
+-- Name and value of `name=value`; no value where there is no `=`.
+local function partition(word)
+	local at = word:find("=", 1, true)
+	if at then return word:sub(1, at - 1), word:sub(at + 1) end
+	return word, nil
+end
+
+local function check_beeond(words)
+	local where = DIRECTIVE .. " beeond: "
+	local kept = {}
+	for _, word in ipairs(words) do
+		local name, value = partition(word)
+		if SAME[name] then
+			if value ~= SAME[name] then
+				refuse(where .. name .. "=" .. show(value or "") .. " is not offered; an instance is always "
+					.. name .. "=" .. SAME[name])
+			end
+		elseif name ~= "pool" then -- Slurm's, which has checked it
+			kept[#kept + 1] = word
+		end
+	end
+	for _, word in ipairs(kept) do
+		local name, value = partition(word)
+		if not CHECK[name] then
+			refuse(where .. "unknown key " .. show(name) .. "; the keys are " .. table.concat(KEYS, ", "))
+		end
+		if not value and name ~= "mirror" then
+			refuse(where .. name .. " has no value; write " .. name .. "=" .. METAVAR[name])
+		end
+		local wrong = CHECK[name](value or "")
+		if wrong then
+			refuse(where .. name .. "=" .. show(value or "") .. " is not valid: " .. wrong)
+		end
+	end
+end
+
+local function below(path)
+	for _, prefix in ipairs(INSIDE) do
+		if path == prefix then return "." end
+		if path:sub(1, #prefix + 1) == prefix .. "/" then
+			local rest = path:sub(#prefix + 1):gsub("^/+", "")
+			return rest == "" and "." or rest
+		end
+	end
+	return path
+end
+
+local function escape(text)
+	return (text:gsub("[\\:,]", "\\%0"))
+end
+
+-- Whether `values.flags` is a list of flags, joined by "+"; told in the order in which Python looks at them.
+local function check_flags(where, values)
+	local asked = {}
+	for flag in (values.flags .. "+"):gmatch("([^+]*)%+") do
+		asked[#asked + 1] = flag
+	end
+	table.sort(asked)
+	for _, flag in ipairs(asked) do
+		if not has(FLAGS, flag) then
+			local text = escape(values.source) .. ":" .. escape(values.destination) .. ":" .. escape(values.flags)
+			refuse(where .. "unknown flag " .. show(flag) .. " in " .. show(text) .. "; the flags are "
+				.. table.concat(FLAGS, ", "))
+		end
+	end
+end
+
+local function check_patterns(where, path)
+	local i = 1
+	while true do
+		local at = path:find("%", i, true)
+		if not at then return end
+		local width = at < #path and character(path, at + 1) or 0
+		local letter = path:sub(at + 1, at + width)
+		if letter == "" or not ("jxuAa%"):find(letter, 1, true) then
+			refuse(where .. show("%" .. letter) .. " in " .. show(path) .. " means nothing; use %j %u %x %A %a, "
+				.. "and %% for a percent sign")
+		end
+		i = at + 1 + width
+	end
+end
+
+local function check_stage(directive, words)
+	local where = DIRECTIVE .. " " .. directive .. ": "
+	local values = {}
+	for _, word in ipairs(words) do
+		local name, value = partition(word)
+		if not has(STAGE_KEYS, name) then
+			refuse(where .. "unknown key " .. show(name) .. "; the keys are " .. table.concat(STAGE_KEYS, ", ")
+				.. ", and a blank within a path is written '\\ '")
+		end
+		if not value then
+			refuse(where .. name .. " has no value; write " .. name .. "=…")
+		end
+		values[name] = value
+	end
+	if values.type and values.type ~= "directory" and values.type ~= "file" then
+		refuse(where .. "type=" .. show(values.type) .. " is not offered; write directory or file, and one line for each")
+	end
+	for _, name in ipairs({ "source", "destination" }) do
+		if not values[name] then refuse(where .. "no " .. name .. "; write " .. name .. "=PATH") end
+	end
+	local outer, inner = "source", "destination"
+	if directive == "stage_out" then outer, inner = inner, outer end
+	values[inner] = below(values[inner])
+	if values.flags then check_flags(where, values) end
+	local outside, inside = values[outer], values[inner]
+	check_patterns(where, outside)
+	check_patterns(where, inside)
+	if outside:sub(1, 1) ~= "/" then
+		refuse(where .. show(outside) .. " is not an absolute path; global storage is named from '/'")
+	end
+	if inside == "" then
+		refuse(where .. "the path within $BEEOND is empty; write '.' for the whole file system")
+	elseif inside:sub(1, 1) == "/" then
+		refuse(where .. show(inside) .. " must be relative to $BEEOND, without a leading '/'")
+	elseif climbs(inside) then
+		refuse(where .. show(inside) .. " climbs out of $BEEOND with '..'; name a path below it")
+	end
+end
+
+-- Checks one directive, and returns its name. Raises a refusal.
+local function check_line(line)
+	local words = split_words(line:sub(#DIRECTIVE + 1))
+	local name = table.remove(words, 1)
+	if not name then
+		refuse(DIRECTIVE .. ": the line is empty; the directives are " .. table.concat(DIRECTIVES, ", "))
+	elseif name == "beeond" then
+		check_beeond(words)
+	elseif name == "stage_in" or name == "stage_out" then
+		check_stage(name, words)
+	else
+		refuse(DIRECTIVE .. ": unknown directive " .. show(name) .. "; the directives are "
+			.. table.concat(DIRECTIVES, ", "))
+	end
+	return name
+end
+
+-- The directives at the head of a job's script, as Slurm finds them: up to the first line that is no comment, empty
+-- lines skipped, a line that ends in a backslash continued by the next one.
+local function directives(script)
+	local found, continued, blank = {}, false, false
+	for line in script:gmatch("[^\n]+") do
+		if line:sub(1, 1) ~= "#" then break end
+		if line:sub(1, #DIRECTIVE) ~= DIRECTIVE then
+			continued = false
+		else
+			local text = line
+			if continued then
+				text = line:sub(#DIRECTIVE + 1)
+				if blank then text = text:gsub("^%s+", "") end
+			else
+				found[#found + 1] = ""
+			end
+			continued = text:sub(-1) == "\\"
+			if continued then
+				blank = text:sub(-2, -2):match("%s") ~= nil
+				text = text:sub(1, -2)
+			end
+			found[#found] = found[#found] .. text
+		end
+	end
+	return found
+end
+
+-- What is wrong with a job's script, nil where nothing is; and the names of its directives.
+local function check_script(script)
+	local names = {}
+	for _, line in ipairs(directives(script)) do
+		local fine, answer = pcall(check_line, line)
+		if fine then
+			names[answer] = true
+		elseif type(answer) == "table" then
+			return answer.refusal, names
+		else
+			return "burst_buffer.lua: " .. tostring(answer) .. "; this is for the cluster's administrator to mend", names
+		end
+	end
+	return nil, names
+end
+
+-- Slurm's hooks. ---------------------------------------------------------------------------------------------------
+
+local function read_file(path)
+	local file = io.open(path, "rb")
+	if not file then return nil end
+	local text = file:read("*a")
+	file:close()
+	return text
+end
+
+-- Runs `beeond-ctl bb HOOK JOBID`; what it says on stderr is the answer. Only for hooks that may take their time.
+local function controller(hook, job_id)
+	if not tostring(job_id):match("^%d+$") then return slurm.ERROR, "burst_buffer.lua: no job id" end
+	local pipe = io.popen(CONTROLLER .. " bb " .. hook .. " " .. job_id .. " 2>&1 </dev/null; echo \"exit $?\"")
+	if not pipe then return slurm.ERROR, "burst_buffer.lua: cannot run " .. CONTROLLER end
+	local output = pipe:read("*a")
+	pipe:close()
+	local text, code = output:match("^(.-)%s*exit (%d+)%s*$")
+	if code == "0" then return slurm.SUCCESS, text end
+	slurm.log_error("beeond: bb %s %s: %s", hook, tostring(job_id), text or output)
+	return slurm.ERROR, ((text or output):gsub("^beeond%-ctl: ", ""))
+end
+
+local function pool()
+	local text = read_file(POOL_FILE)
+	local bytes = text and size(text) or 2 ^ 50
+	-- In units of the granularity (Slurm 22.05).
+	return ('{"pools":[{"id":"beeond","quantity":%.0f,"granularity":1048576}]}'):format(math.floor(bytes / 2 ^ 20))
+end
+
+-- Within slurmctld, which waits: nothing but the file that Slurm names is looked at.
+function slurm_bb_job_process(job_script)
+	local script = read_file(job_script)
+	if not script then return slurm.ERROR, "the job's script cannot be read by slurmctld" end
+	local wrong = check_script(script)
+	if wrong then return slurm.ERROR, wrong end
+	return slurm.SUCCESS
+end
+
+function slurm_bb_pools()
+	return slurm.SUCCESS, pool()
+end
+
+-- The job is pending, and has no nodes yet: mark it for its Prologs, and find what can be found to be wrong.
+function slurm_bb_setup(job_id)
+	return controller("setup", job_id)
+end
+
+-- There are no nodes to copy to yet: the Prolog does it.
+function slurm_bb_data_in()
+	return slurm.SUCCESS
+end
+
+function slurm_bb_real_size()
+	return slurm.SUCCESS
+end
+
+-- Within slurmctld, which waits. Steps know by this variable that an instance was promised to them.
+function slurm_bb_paths(job_id, _, path_file)
+	local file = io.open(path_file, "w")
+	if not file then return slurm.ERROR, "cannot write " .. path_file end
+	file:write("BEEOND_ASKED=" .. job_id .. "\n")
+	file:close()
+	return slurm.SUCCESS
+end
+
+-- Nothing may be left on a node here: a job that is cancelled now runs neither Prolog nor Epilog.
+function slurm_bb_pre_run()
+	return slurm.SUCCESS
+end
+
+function slurm_bb_post_run()
+	return slurm.SUCCESS
+end
+
+-- The Epilogs stage out, and hold the nodes for it. Wait for them, and tell Slurm what became of it.
+function slurm_bb_data_out(job_id, job_script)
+	local script = read_file(job_script)
+	local _, names = check_script(script or "")
+	if script and not names.stage_out then return slurm.SUCCESS end
+	return controller("data_out", job_id)
+end
+
+-- Nothing of a job is kept here, and what is on nodes is their Epilogs' to remove; they may be another job's by now.
+function slurm_bb_job_teardown()
+	return slurm.SUCCESS
+end
+
+function slurm_bb_get_status()
+	return slurm.SUCCESS, "beeond: on the job's nodes `beeond-ctl status` shows more\n"
+end
+
+-- For tests, which have no Slurm around this.
+if slurm == nil then return { check_script = check_script, directives = directives } end
