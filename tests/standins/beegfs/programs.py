@@ -1,0 +1,557 @@
+"""Stand-ins for the programs of BeeGFS 7.4 and 8: as strict and as awkward as the real ones, where the product notices.
+
+They serve no file system. What "mount.beegfs" mounts is a directory that all nodes share, once the conditions for a
+mount are met. Run as `programs.py EDITION PROGRAM ARGUMENTS...`; needs nothing but Python. `install` makes the
+commands. What is imitated, and from where: docs/beegfs.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, NoReturn
+
+SHARED = Path("/global/.beegfs-stand-in")
+"""Where the contents of the imitated file systems lie, one directory each."""
+
+ONLINE_S = 3.0
+RETRY_S = 1.5
+STOP_S = 2.0
+
+PROGRAMS = {
+    "7.4": ("beegfs-mgmtd", "beegfs-meta", "beegfs-storage", "beegfs-helperd", "beegfs-ctl"),
+    "8": ("beegfs-mgmtd", "beegfs-meta", "beegfs-storage", "beegfs"),
+}
+
+_COMMON = {
+    "cfgFile", "logLevel", "logNoDate", "logStdFile", "logNumLines", "logNumRotatedFiles", "logType",
+    "connPortShift", "connUseRDMA", "connAuthFile", "connDisableAuthentication", "runDaemonized", "pidFile",
+}  # fmt: skip
+_SERVER = {
+    "sysMgmtdHost",
+    "connInterfacesList",
+    "connInterfacesFile",
+    "storeAllowFirstRunInit",
+    "connMaxInternodeNum",
+}
+KEYS = {
+    "beegfs-mgmtd": _COMMON | {"storeMgmtdDirectory", "storeAllowFirstRunInit", "connInterfacesList"},
+    "beegfs-storage": _COMMON | _SERVER | {"storeStorageDirectory"},
+    "beegfs-meta": _COMMON
+    | _SERVER
+    | {"storeMetaDirectory", "storeUseExtendedAttribs", "storeClientXAttrs", "storeClientACLs"},
+    "beegfs-helperd": _COMMON | {"connInterfacesFile", "tuneNumWorkers"},
+    "beegfs-ctl": {"cfgFile", "sysMgmtdHost", "connPortShift", "connAuthFile", "connUseRDMA", "logEnabled"},
+    "mount.beegfs": {
+        "sysMgmtdHost", "connPortShift", "connAuthFile", "connDisableAuthentication", "connInterfacesFile",
+        "connUseRDMA", "sysMountSanityCheckMS", "sysXAttrsEnabled", "tuneUseGlobalFileLocks", "quotaEnabled",
+    },
+}  # fmt: skip
+
+
+def install(directory: Path, edition: str, mount_directory: Path | None) -> None:
+    """Make the commands of `edition` in `directory`, and mount.beegfs where mount(8) looks for it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    places = [(directory / name, name) for name in PROGRAMS[edition]]
+    if mount_directory is not None:
+        places.append((mount_directory / "mount.beegfs", "mount.beegfs"))
+    for path, name in places:
+        path.unlink(missing_ok=True)
+        path.write_text(
+            f'#!/bin/sh\nexec /usr/bin/python3 -ISE {Path(__file__).resolve()} {edition} {name} "$@"\n'
+        )
+        path.chmod(0o755)
+
+
+def fail(code: int, text: str) -> NoReturn:
+    """Say `text` and end."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def read_settings(program: str, edition: str, path: str) -> dict[str, str]:
+    """The settings in a file of `key = value` lines. An unknown key is fatal."""
+    settings: dict[str, str] = {}
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        fail(1, f"Unable to load config file: {error}")
+    for line in text.splitlines():
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if key and not key.startswith("#"):
+            _check_key(program, edition, key, equals)
+            settings[key] = value
+    return settings
+
+
+def _check_key(program: str, edition: str, key: str, equals: str) -> None:
+    if (
+        not equals
+        or key not in KEYS[program]
+        or (key == "logType" and edition == "8" and program == "mount.beegfs")
+    ):
+        fail(1, f"The config argument '{key}' is invalid.")
+
+
+def settings_of(program: str, edition: str, arguments: list[str]) -> dict[str, str]:
+    """What the arguments, which win, and the file that they name say."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        _check_key(program, edition, key, equals)
+        given[key] = value
+    file = given.get("cfgFile", f"/etc/beegfs/{program}.conf")
+    return {
+        **(read_settings(program, edition, file) if "cfgFile" in given or Path(file).exists() else {}),
+        **given,
+    }
+
+
+def secret_of(settings: dict[str, str], code: int = 3) -> str:
+    """What proves that one belongs to the file system. A key is required."""
+    path = settings.get("connAuthFile", "")
+    if not path and settings.get("connDisableAuthentication") == "true":
+        return ""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        fail(code, "No connAuthFile configured. Using BeeGFS without connection authentication is insecure.")
+
+
+def port(settings: dict[str, str], number: int) -> int:
+    """A port with the file system's shift."""
+    return number + int(settings.get("connPortShift", "0"))
+
+
+# --- talking ----------------------------------------------------------------------------------------------
+
+
+def ask(
+    host: str, number: int, question: dict[str, Any], *, forever: bool = True
+) -> tuple[socket.socket, Any]:
+    """Ask mgmtd. Who is not answered waits and tries again, for ever."""
+    while True:
+        try:
+            connection = socket.create_connection((host, number), timeout=10)
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            line = connection.makefile("rb").readline()
+            if line:
+                connection.settimeout(None)
+                return connection, json.loads(line)
+            sys.stderr.write("Authentication with beegfs-mgmtd failed: connection closed by peer\n")
+        except socket.gaierror:
+            fail(1, f"Unable to resolve hostname: {host}")
+        except OSError as error:
+            sys.stderr.write(f"Waiting for beegfs-mgmtd@{host}:{number}... ({error})\n")
+        sys.stderr.flush()
+        if not forever:
+            raise ConnectionError("no answer from beegfs-mgmtd")
+        time.sleep(RETRY_S)
+
+
+def listen(number: int, code: int = 1) -> socket.socket:
+    """Listen on TCP and UDP, as the servers do."""
+    try:
+        udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        udp.bind(("", number))
+        listener = socket.create_server(("", number), backlog=256)
+    except OSError as error:
+        fail(code, f"Binding of port {number} failed: {error.strerror}: {error}")
+    _kept.append(udp)
+    return listener
+
+
+_kept: list[Any] = []
+
+
+def on_stop(delay_s: float) -> None:
+    """End by SIGTERM, but not at once."""
+
+    def stop(*_: object) -> None:
+        time.sleep(delay_s)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def begin(settings: dict[str, str]) -> None:
+    """Turn to the log, and fork if asked to: before anything is known to work."""
+    log = settings.get("logStdFile")
+    if log:
+        if not Path(log).parent.is_dir():
+            fail(1, f"Unable to open log file: {log}")
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    if settings.get("runDaemonized") == "true" and os.fork():
+        os._exit(0)
+
+
+def wait() -> NoReturn:
+    """Serve until the signal comes."""
+    while True:
+        signal.pause()
+
+
+# --- mgmtd ------------------------------------------------------------------------------------------------
+
+
+class Management:
+    """Who is there, since when, and which stripe patterns were set."""
+
+    def __init__(self, path: Path, edition: str, secret: str) -> None:
+        self.path, self.edition, self.secret = path, edition, secret
+        self.lock = threading.Lock()
+        self.stored: dict[str, Any] = (
+            json.loads(path.read_text())
+            if path.exists()
+            else {"id": uuid.uuid4().hex, "members": [], "patterns": {}}
+        )
+        self.live: dict[tuple[str, int], float] = {}
+        self.root = SHARED / self.stored["id"]
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._save()
+
+    def _save(self) -> None:
+        self.path.write_text(json.dumps(self.stored))
+
+    def states(self) -> list[dict[str, Any]]:
+        now, found = time.monotonic(), []
+        for kind, number, node in self.stored["members"]:
+            since = self.live.get((kind, number))
+            early = "Probably-offline" if self.edition == "7.4" else "Offline"
+            state = "Online" if since is not None and now - since >= ONLINE_S else early
+            found.append(
+                {"kind": kind, "number": number, "node": node, "reachability": state, "consistency": "Good"}
+            )
+        return found
+
+    def serve(self, listener: socket.socket) -> NoReturn:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        mine: list[tuple[str, int]] = []
+        with connection:
+            try:
+                for line in connection.makefile("rb"):
+                    question = json.loads(line)
+                    if question["auth"] != self.secret:
+                        return
+                    with self.lock:
+                        answer = self._answer(question, mine)
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+            except (OSError, ValueError):
+                pass
+            with self.lock:
+                for member in mine:
+                    self.live.pop(member, None)
+
+    def _answer(self, question: dict[str, Any], mine: list[tuple[str, int]]) -> dict[str, Any]:
+        match question["ask"]:
+            case "register":
+                numbers = []
+                for given in question["numbers"]:
+                    kind, used = (
+                        question["kind"],
+                        {n for k, n, _ in self.stored["members"] if k == question["kind"]},
+                    )
+                    number = given or next(n for n in range(1, 65536) if n not in used)
+                    if [kind, number, question["node"]] not in self.stored["members"]:
+                        self.stored["members"].append([kind, number, question["node"]])
+                    self.live[kind, number] = time.monotonic()
+                    mine.append((kind, number))
+                    numbers.append(number)
+                self._save()
+                return {"numbers": numbers}
+            case "list":
+                return {"targets": self.states()}
+            case "root":
+                return {"root": str(self.root), "targets": self.states()}
+            case "pattern":
+                path = self.root / question["path"].lstrip("/")
+                if not path.is_dir():
+                    return {"error": f"path does not exist: {question['path']}"}
+                self.stored["patterns"][question["path"]] = [question["chunk"], question["count"]]
+                self._save()
+                return {}
+        return {"error": "what?"}
+
+
+def mgmtd_7(edition: str, arguments: list[str]) -> NoReturn:
+    settings = settings_of("beegfs-mgmtd", edition, arguments)
+    directory = Path(settings.get("storeMgmtdDirectory", ""))
+    if not directory.is_absolute():
+        fail(1, "Path to storage directory must be absolute")
+    secret = secret_of(settings)
+    directory.mkdir(exist_ok=True)
+    listener = listen(port(settings, 8008), code=2)  # before the fork
+    begin(settings)
+    on_stop(STOP_S)
+    serve_management(Management(directory / "state.json", edition, secret), listener)
+
+
+def serve_management(management: Management, *listeners: socket.socket) -> NoReturn:
+    for listener in listeners:
+        threading.Thread(target=management.serve, args=(listener,), daemon=True).start()
+    wait()
+
+
+def mgmtd_8(edition: str, arguments: list[str]) -> NoReturn:
+    flags = {"init": False, "tls-disable": False, "auth-disable": False, "license-disable": False}
+    values = {
+        "config-file": "",
+        "db-file": "",
+        "log-target": "",
+        "auth-file": "",
+        "port-shift": "0",
+        "interfaces": "",
+    }
+    words = iter(arguments)
+    for word in words:
+        name = word.removeprefix("--")
+        if word.startswith("--") and name in flags:
+            flags[name] = True
+        elif word.startswith("--") and name in values:
+            values[name] = next(words)
+        else:
+            fail(2, f"error: unexpected argument '{word}' found")
+    if values["log-target"] != "stderr" and not Path("/run/systemd/journal/socket").exists():
+        fail(101, "thread 'main' panicked: could not connect to journald")
+    if not values["config-file"]:
+        if Path("/etc/beegfs/beegfs-mgmtd.toml").exists():
+            fail(1, "took the settings of another file system from /etc/beegfs/beegfs-mgmtd.toml")
+    elif not Path(values["config-file"]).exists():
+        fail(1, f"Could not open config file at {values['config-file']!r}")
+    database = Path(values["db-file"])
+    if flags["init"]:
+        if database.exists():
+            fail(1, f"Error: {database} already exists")
+        database.write_text(json.dumps({"id": uuid.uuid4().hex, "members": [], "patterns": {}}))
+        os._exit(0)
+    if not database.exists():
+        fail(1, f"Error: no database at {database}; run with --init")
+    if not flags["tls-disable"]:
+        fail(1, "Error: could not read TLS certificate /etc/beegfs/cert.pem")
+    settings = {"connPortShift": values["port-shift"], "connAuthFile": values["auth-file"]}
+    secret = "" if flags["auth-disable"] else secret_of(settings, 1)
+    time.sleep(0.02)
+    on_stop(STOP_S)
+    listeners = [listen(port(settings, number)) for number in (8008, 8010)]
+    serve_management(Management(database, edition, secret), *listeners)
+
+
+# --- servers ----------------------------------------------------------------------------------------------
+
+
+def read_number(directory: Path, name: str) -> int:
+    path = directory / name
+    return int(path.read_text()) if path.exists() else 0
+
+
+def store(settings: dict[str, str], key: str) -> list[Path]:
+    paths = [Path(text.strip()) for text in settings.get(key, "").split(",")]
+    if not all(path.is_absolute() for path in paths):
+        fail(1, f"Path to storage directory must be absolute: {settings.get(key, '')}")
+    for path in paths:
+        path.mkdir(exist_ok=True)
+    return paths
+
+
+def storage(edition: str, arguments: list[str]) -> NoReturn:
+    settings = settings_of("beegfs-storage", edition, arguments)
+    secret, paths = secret_of(settings), store(settings, "storeStorageDirectory")
+    begin(settings)
+    numbers = []
+    for path in paths:
+        number = read_number(path, "targetNumID")
+        if number and not (path / "targetID").exists():
+            fail(1, f"Found targetNumID, but no corresponding string ID: {path}")
+        numbers.append(number)
+    serve(settings, secret, "storage", numbers, 8003)
+
+
+def skeleton_tops() -> tuple[str, ...]:
+    return ("inodes", "dentries", "buddymir/inodes", "buddymir/dentries")
+
+
+def meta(edition: str, arguments: list[str]) -> NoReturn:
+    settings = settings_of("beegfs-meta", edition, arguments)
+    secret, (path,) = secret_of(settings), store(settings, "storeMetaDirectory")
+    try:
+        os.setxattr(path, "user.fhgfs", b"x")
+        os.removexattr(path, "user.fhgfs")
+    except OSError as error:
+        fail(1, f"Unable to set extended attributes: {error}")
+    log = settings.get("logStdFile", "/dev/stderr")
+    for top in skeleton_tops():
+        if not (path / top / "7F" / "7F").is_dir():
+            for outer in range(128):
+                for inner in range(128):
+                    (path / top / f"{outer:X}" / f"{inner:X}").mkdir(parents=True, exist_ok=True)
+            with open(log, "a") as out:
+                out.write(f"made the directories of {top}\n")
+    begin(settings)
+    serve(settings, secret, "meta", [read_number(path, "nodeNumID")], 8005)
+
+
+def serve(settings: dict[str, str], secret: str, kind: str, numbers: list[int], number: int) -> NoReturn:
+    """Find mgmtd, whatever it takes; only then see whether the ports can be had."""
+    on_stop(STOP_S)
+    node = socket.gethostname()
+    question = {"auth": secret, "ask": "register", "kind": kind, "numbers": numbers, "node": node}
+    _kept.append(ask(settings["sysMgmtdHost"], port(settings, 8008), question))
+    _kept.append(listen(port(settings, number)))
+    wait()
+
+
+def helperd(edition: str, arguments: list[str]) -> NoReturn:
+    settings = settings_of("beegfs-helperd", edition, arguments)
+    secret_of(settings)
+    begin(settings)
+    on_stop(0)
+    _kept.append(listen(port(settings, 8006)))
+    wait()
+
+
+# --- tools ------------------------------------------------------------------------------------------------
+
+
+def ctl_7(edition: str, arguments: list[str]) -> NoReturn:
+    options = dict(word.partition("=")[::2] for word in arguments if word.startswith("--"))
+    paths = [word for word in arguments if not word.startswith("--")]
+    settings = read_settings(
+        "beegfs-ctl", edition, options.get("--cfgFile", "/etc/beegfs/beegfs-client.conf")
+    )
+    address, secret = (settings["sysMgmtdHost"], port(settings, 8008)), secret_of(settings)
+    if "--listtargets" in options:
+        _, answer = ask(*address, {"auth": secret, "ask": "list"})
+        sys.stdout.write(f"{'TargetID':>8} {'Reachability':>16} {'Consistency':>12}   {'NodeID':>6}\n")
+        sys.stdout.write(f"{'========':>8} {'============':>16} {'===========':>12}   {'======':>6}\n")
+        for target in answer["targets"]:
+            if target["kind"] == options.get("--nodetype", "storage"):
+                sys.stdout.write(
+                    f"{target['number']:>8} {target['reachability']:>16} {target['consistency']:>12}   "
+                    f"beegfs-{target['kind']} {target['node']} [ID: {target['number']}]\n"
+                )
+    elif "--setpattern" in options and "--unmounted" in options:
+        question = {
+            "auth": secret, "ask": "pattern", "path": paths[0],
+            "chunk": options["--chunksize"], "count": int(options["--numtargets"]),
+        }  # fmt: skip
+        _, answer = ask(*address, question)
+        if "error" in answer:
+            fail(1, answer["error"])
+    else:
+        fail(1, "Invalid mode")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def tool_8(edition: str, arguments: list[str]) -> NoReturn:
+    values = {
+        "--mgmtd-addr": "auto",
+        "--auth-file": "/etc/beegfs/conn.auth",
+        "--output": "table",
+        "--mount": "auto",
+    }
+    values |= {"--chunk-size": "", "--num-targets": ""}
+    flags, words, rest = set(), [], iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in values:
+            values[name] = value if equals else next(rest)
+        elif word in {"--tls-disable", "--auth-disable", "--state"}:
+            flags.add(word)
+        elif word.startswith("-"):
+            fail(1, f"Error: unknown flag: {word}")
+        else:
+            words.append(word)
+    if "--tls-disable" not in flags:
+        fail(1, "Error: could not read TLS certificate /etc/beegfs/cert.pem")
+    host, _, number = values["--mgmtd-addr"].partition(":")
+    secret = secret_of({"connAuthFile": values["--auth-file"]}, 1)
+    if words[:2] == ["target", "list"]:
+        _, answer = ask(host, int(number), {"auth": secret, "ask": "list"})
+        rows = [
+            {
+                "id": f"{target['kind'][0]}:{target['number']}",
+                "type": target["kind"],
+                "alias": f"target_{target['number']}",
+                "node": f"{target['kind'][0]}:1",
+                "storage_pool": "s:1" if target["kind"] == "storage" else "(n/a)",
+                "reachability": target["reachability"],
+                "last_contact": "0s ago",
+                "consistency": target["consistency"],
+                "sync_state": "Healthy",
+            }
+            for target in answer["targets"]
+        ]
+        for first in range(0, len(rows), 100):
+            sys.stdout.write(json.dumps(rows[first : first + 100]) + "\n")
+    elif words[:2] == ["entry", "set"] and values["--mount"] == "none":
+        question = {
+            "auth": secret, "ask": "pattern", "path": words[2],
+            "chunk": values["--chunk-size"], "count": int(values["--num-targets"]),
+        }  # fmt: skip
+        _, answer = ask(host, int(number), question)
+        if "error" in answer:
+            fail(1, answer["error"])
+    else:
+        fail(1, f"Error: unknown command {words[:2]}")
+    sys.stdout.flush()
+    fail(1, "Error: the license library is not installed")
+
+
+def mount(edition: str, arguments: list[str]) -> NoReturn:
+    """What mount(8) runs: SOURCE POINT [-sfnv] [-o OPTIONS]."""
+    point = arguments[1]
+    options = arguments[arguments.index("-o") + 1].split(",")
+    path = next((option.removeprefix("cfgFile=") for option in options if option.startswith("cfgFile=")), "")
+    settings = read_settings("mount.beegfs", edition, path or "/etc/beegfs/beegfs-client.conf")
+    secret = secret_of(settings, 32)
+    if edition == "7.4":
+        try:
+            socket.create_connection(("127.0.0.1", port(settings, 8006)), timeout=2).close()
+        except OSError:
+            fail(32, "mount.beegfs: mount failed: beegfs-helperd does not answer")
+    try:
+        question = {"auth": secret, "ask": "root"}
+        _, answer = ask(settings["sysMgmtdHost"], port(settings, 8008), question, forever=False)
+    except OSError:
+        fail(32, "mount.beegfs: mount failed: authentication or connection to beegfs-mgmtd failed")
+    if edition == "8" and any(target["reachability"] != "Online" for target in answer["targets"]):
+        fail(32, "mount.beegfs: mount failed: targets are not online")
+    words = ["mount", "-i", "-n", "--bind", "-o", "nodev,nosuid", answer["root"], point]
+    os._exit(subprocess.run(words, check=False).returncode)
+
+
+def main() -> NoReturn:
+    edition, program, *arguments = sys.argv[1:]
+    run = {
+        ("7.4", "beegfs-mgmtd"): mgmtd_7,
+        ("8", "beegfs-mgmtd"): mgmtd_8,
+        ("7.4", "beegfs-ctl"): ctl_7,
+        ("8", "beegfs"): tool_8,
+    }
+    both = {"beegfs-meta": meta, "beegfs-storage": storage, "beegfs-helperd": helperd, "mount.beegfs": mount}
+    action = run.get((edition, program)) or both[program]
+    action(edition, arguments)
+
+
+if __name__ == "__main__":
+    main()
