@@ -176,14 +176,14 @@ def _command(direction: str, job: Job, workers: int | None) -> str:
 
 
 def _quoted(path: bytes) -> str:
-    """`path` for a shell, on one line."""
+    """`path` for a shell, on one line, with no blanks that a message might fold."""
     try:
         text = path.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if text.isprintable():
+    if text.isprintable() and "  " not in text:
         return shlex.quote(text)
-    plain = range(0x20, 0x7F)
+    plain = range(0x21, 0x7F)
     return "$'" + "".join(
         chr(byte) if byte in plain and chr(byte) not in "\\'" else f"\\x{byte:02x}" for byte in path
     ) + "'"  # fmt: skip
@@ -191,9 +191,10 @@ def _quoted(path: bytes) -> str:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop the block once, as KeyboardInterrupt; after that nothing cuts the stopping off.
+    """SIGINT, SIGTERM and SIGHUP stop the block once, as KeyboardInterrupt.
 
-    One that is ignored (nohup) stays so.
+    From then on they are ignored, so that an impatient second Ctrl-C cuts nothing off; stopping takes some seconds at
+    most. One that was ignored before (nohup) stays so.
     """
 
     def stop(number: int, _: object) -> None:
@@ -204,11 +205,9 @@ def _stoppable() -> Iterator[None]:
     before = {each: signal.getsignal(each) for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN}
     for each in before:
         signal.signal(each, stop)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 # --- journals ---------------------------------------------------------------------------------------------
@@ -226,6 +225,10 @@ def _journal(job: Job) -> Iterator[Path]:
     base = _state_home() / "beeond-ctl" / "journals"
     try:
         os.umask(0o077)
+        if not _is_reached_safely(base):
+            raise UserError(
+                f"{show(str(base))} is below a directory of another user; set XDG_STATE_HOME to one of root's"
+            )
         base.mkdir(parents=True, exist_ok=True)
         info = base.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
@@ -263,6 +266,14 @@ def _state_home() -> Path:
         raise UserError(
             "you have no home directory for the journal; set XDG_STATE_HOME to a directory of yours"
         ) from None
+
+
+def _is_reached_safely(base: Path) -> bool:
+    """Whether root may make `base`: what is there of the way to it is not another's, who could lead it elsewhere."""
+    if os.geteuid() != 0:
+        return True
+    there = [path for path in base.parents if os.path.lexists(path)]
+    return all(path.lstat().st_uid == 0 for path in there)
 
 
 def _locked(place: Path) -> int | None:

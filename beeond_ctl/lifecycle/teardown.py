@@ -35,7 +35,9 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
             return 0
         here = Here(configuration.SiteConfig.model_validate(state.config), state)
         here.events.log("epilog")
-        if state.phase == "retained":  # by a sweep after a reboot: it says so already, and recover does the rest
+        if (
+            state.phase == "retained"
+        ):  # by a sweep after a reboot: it says so already, and recover does the rest
             raise RetainedError(f"data kept ({state.reason}); {recovery(job_id, state.nodes)}")
         with here.events.timed("tear-down"), guard.interruptible():
             end(here, "epilog", prepare=revive)

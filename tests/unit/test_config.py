@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from beeond_ctl.config import SiteConfig, load, parse
 from beeond_ctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_an_empty_file_is_a_whole_configuration() -> None:

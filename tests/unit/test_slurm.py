@@ -81,7 +81,7 @@ def scontrol(directory: Path, reason: str = "") -> Path:
 
 def test_a_reason_reaches_scontrol_as_one_argument_of_plain_text(tmp_path: Path) -> None:
     arguments = scontrol(tmp_path)
-    slurm.drain([str(tmp_path)], "n1", "it's \"dead\"; $(reboot)\nline é")
+    slurm.drain([str(tmp_path)], "n1", 'it\'s "dead"; $(reboot)\nline é')
     assert arguments.read_text().splitlines() == [
         "update", "NodeName=n1", "State=DRAIN", "Reason=it's \"dead\"; $(reboot)?line ?",
     ]  # fmt: skip
@@ -123,7 +123,9 @@ def test_slurms_own_words_are_passed_on(tmp_path: Path) -> None:
         ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", True),
     ],
 )
-def test_a_job_is_given_up_only_when_slurm_says_that_it_is_over(tmp_path: Path, answer: str, wanted: bool) -> None:
+def test_a_job_is_given_up_only_when_slurm_says_that_it_is_over(
+    tmp_path: Path, answer: str, wanted: bool
+) -> None:
     script(tmp_path, "scontrol", answer)
     assert slurm.job_wants_us([str(tmp_path)], 42) is wanted
 
