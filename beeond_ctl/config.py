@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from beeond_ctl.errors import ConfigError
@@ -242,6 +243,18 @@ class SiteConfig(_Section):
     staging: Staging = Staging()
     slurm: Slurm = Slurm()
     paths: Paths = Paths()
+
+    @model_validator(mode="after")
+    def _no_place_in_another(self) -> Self:
+        # Tear-down unmounts everything below a mount point: it must never be another job's.
+        places = [self.mount.root, *self.mount.choices, *self.storage.paths, self.paths.run, self.paths.log]
+        for place in places:
+            for other in places:
+                if place is not other and f"{place}/".startswith(f"{other}/"):
+                    raise ValueError(
+                        f"{place} lies in {other}; mount points, storage and state need places of their own"
+                    )
+        return self
 
 
 def parse(text: str, name: str = str(DEFAULT_PATH)) -> SiteConfig:

@@ -203,7 +203,8 @@ def job_fields(path: Sequence[str], job_id: int) -> dict[str, str]:
         return {}
     first, _, rest = record.partition("\n")
     ids, _, name = first.partition(" JobName=")
-    return dict(re.findall(r"(\w+)=(\S*)", f"{ids} {rest}")) | {"JobName": name}
+    # The first of a name counts: comment, directories and files, which are the user's text, come after the rest.
+    return dict(reversed(re.findall(r"(\w+)=(\S*)", f"{ids} {rest}"))) | {"JobName": name}
 
 
 def job_directives(path: Sequence[str], job_id: int) -> list[str] | None:

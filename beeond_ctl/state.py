@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -132,23 +133,37 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 @contextmanager
-def locked(root: str, job_id: int, what: str) -> Iterator[None]:
-    """Hold the job's lock on this node. Raises NodeError when another process of ours works on the same job."""
+def locked(root: str, job_id: int, what: str, *, wait_s: float = 0) -> Iterator[None]:
+    """Hold the job's lock on this node; wait for it for at most `wait_s` seconds.
+
+    Raises NodeError when another process of ours works on the same job all that time.
+    """
     locks = Path(root) / "locks"
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = locks / str(job_id)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    deadline = time.monotonic() + wait_s
+    while (descriptor := _try_lock(path)) is None:
+        if time.monotonic() >= deadline:
             raise NodeError(
                 f"job {job_id}: another beeond-ctl works on it on this node; {what} when it has ended"
-            ) from None
-        try:
-            yield
-        finally:
-            if not run_dir(root, job_id).exists():
-                path.unlink(missing_ok=True)
+            )
+        time.sleep(0.05)
+    try:
+        yield
     finally:
+        if not run_dir(root, job_id).exists():
+            path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last holder may have removed the file between our opening and locking it.
+        if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None

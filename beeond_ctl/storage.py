@@ -68,6 +68,8 @@ class Record:
     phase: str
     created: float
     """Seconds since the epoch."""
+    config: dict[str, Any]
+    """The site's configuration when the instance was made: a later edit must not lead to other targets."""
     home: str
     """Where the record lies; not part of what is written."""
 
@@ -120,16 +122,19 @@ def prepare(plan: Plan, node: str, *, step: Callable[[str], None] = _no_step) ->
     for more than there is. `wipe` undoes it from any point.
     """
     step(f"name the instance in {plan.run_dir}")
-    instance = _name_instance(plan)
+    instance = name_instance(plan)
     for target in plan.targets:
         _check(plan, target)
     _each(plan.targets, lambda target: _make(plan, node, target, instance, step))
 
 
-def _name_instance(plan: Plan) -> str:
+def name_instance(plan: Plan) -> str:
+    """Give the instance its random id, once. To be done before anything that `wipe` could have to undo."""
     os.makedirs(plan.run_dir, mode=0o700, exist_ok=True)
-    instance = secrets.token_hex(16)
     path = f"{plan.run_dir}/instance"
+    with suppress(FileNotFoundError):
+        return Path(path).read_text()
+    instance = secrets.token_hex(16)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(instance)
@@ -191,7 +196,8 @@ def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[
         _write_record(
             Record(
                 instance=instance, job=plan.job, nodes=plan.nodes, node=node, backend=plan.backend,
-                request=encode(plan.request), block=plan.block, phase="live", created=time.time(), home=target.home,
+                request=encode(plan.request), block=plan.block, phase="live", created=time.time(),
+                config=plan.config.model_dump(mode="json"), home=target.home,
             )
         )  # fmt: skip
         if target.index == 0 and plan.metadata is not None and node in plan.meta_nodes:
@@ -328,8 +334,16 @@ def attach(plan: Plan, *, deadline_s: float) -> None:
                 f"{target.home} is not there or has no readable record; nothing can be recovered from it"
             )
         _check_instance(plan, record)
+        if record.phase == "wiping":
+            raise NodeError(
+                f"{target.home} is being wiped and no longer whole; give it up with recover --discard"
+            )
+        if target.image is None and not os.path.isdir(target.data):
+            raise NodeError(f"{target.data} is missing; what was kept is not whole")
     for image, point in _images(plan):
-        if os.path.lexists(image) and mounts.mount_at(point) is None:
+        if not os.path.lexists(image):
+            raise NodeError(f"{image} is missing; what was kept is not whole")
+        if mounts.mount_at(point) is None:
             _attach(image, point, deadline_s)
 
 
@@ -464,6 +478,10 @@ def set_phase(plan: Plan, phase: str) -> None:
         record = _read_record(target.home)
         if record is not None and record.phase != phase:
             _check_instance(plan, record)
+            if record.phase == "wiping":
+                raise NodeError(
+                    f"{target.home} is being wiped and no longer whole; give it up with recover --discard"
+                )
             try:
                 _write_record(replace(record, phase=phase))
             except OSError as error:

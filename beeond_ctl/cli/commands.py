@@ -190,7 +190,7 @@ cli.add_command(stage)
 @click.option("--yes", is_flag=True, help="With --discard: do not ask.")
 @click.option("--here", is_flag=True, hidden=True, help="This node's part.")
 @click.option("--ask", is_flag=True, hidden=True, help="Does this node have the proof of the stage-out?")
-@click.option("--proved", is_flag=True, hidden=True, help="Another node has the proof of the stage-out.")
+@click.option("--proved", metavar="RUN", hidden=True, help="Another node has the proof of the stage-out.")
 @click.pass_obj
 def recover(
     config_path: Path,
@@ -201,7 +201,7 @@ def recover(
     yes: bool,
     here: bool,
     ask: bool,
-    proved: bool,
+    proved: str | None,
 ) -> None:
     """Finish what was left of an ended job: stage the kept data out, wipe it, and return the nodes to service.
 
@@ -216,7 +216,7 @@ def recover(
             "recover has to be run as root: it starts services on the job's nodes; ask your admin"
         )
     if ask:
-        click.echo(recovery.PROVED if recovery.is_proved(config, job_id) else "no")
+        click.echo(recovery.proof(config, job_id) or "no")
         return
     if here:
         recovery.on_this_node(config, job_id, discard=discard, proved=proved)

@@ -45,8 +45,8 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     )
     here = Here(config, state)
     with (
-        states.locked(config.paths.run, where.job.job_id, "try again"),
         guard.draining(config, where.node, where.job.job_id),
+        states.locked(config.paths.run, where.job.job_id, "try again", wait_s=guard.LOCK_S),
     ):
         states.create(config.paths.run, state)
         here.events.log("prolog", nodes=slurm.fold_nodes(where.nodes), user=where.job.user)
@@ -78,6 +78,7 @@ def bring_up(here: Here) -> None:
     Raises UserError, RequestError, JobGoneError, PeerError or NodeError; tear-down finds what was made until then.
     """
     _ = here.first_plan  # an impossible request ends here, on every node alike
+    storage.name_instance(here.first_plan)
     staging = stage.Stage(here, inward=True)
     with (
         open_team(

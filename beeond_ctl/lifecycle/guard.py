@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import config as configuration
 from beeond_ctl import slurm
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from beeond_ctl.config import SiteConfig
+
+
+LOCK_S: Final = 60.0
+"""How long Prolog and Epilog wait for a sweep that looks at their job: longer than Slurm's commands may take."""
 
 
 @contextmanager

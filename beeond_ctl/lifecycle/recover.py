@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import events, slurm, storage
 from beeond_ctl import state as states
@@ -17,14 +17,12 @@ from beeond_ctl.errors import BeeondError, NodeError, UsageError, one_line
 from beeond_ctl.launch import fold, on_nodes
 from beeond_ctl.lifecycle import claims, guard, steps, teardown
 from beeond_ctl.lifecycle.here import Here
-from beeond_ctl.plan import port_blocks
+from beeond_ctl.plan import FIRST_OWN_ID, port_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from beeond_ctl.lifecycle.team import Team
-
-PROVED = "proved"
 
 
 def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discard: bool) -> Iterator[str]:
@@ -38,8 +36,8 @@ def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discar
     words = ["beeond-ctl", "recover", str(job_id)]
     # The leader writes the proof down before it tells the others, and may have died in between.
     asked = on_nodes(nodes, [*words, "--ask"], timeout_s=config.deadlines.meet)
-    proved = any(answer.output.strip() == PROVED for answer in asked)
-    how = ["--discard"] if discard else ["--proved"] if proved else []
+    proofs = {word for answer in asked for word in answer.output.split() if word.startswith(f"{job_id}.")}
+    how = ["--discard"] if discard else [word for run in sorted(proofs)[-1:] for word in ("--proved", run)]
     answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
     for told, text in fold(answers):
         yield f"{slurm.fold_nodes(told)}: {text}"
@@ -58,26 +56,57 @@ def _known_nodes(config: SiteConfig, job_id: int) -> tuple[str, ...]:
         if record.job_id == job_id:
             return record.nodes
     try:
-        reasons = slurm.run(config.slurm.path, "scontrol", "show", "node")
+        shown = slurm.run(config.slurm.path, "scontrol", "show", "node")
     except NodeError:
-        reasons = ""
-    match = re.search(rf"beeond-ctl recover {job_id} --nodes (\S+)", reasons)
-    if match:
+        shown = ""
+    # Reasons quote users' paths, so only what stands at the end of one of ours counts.
+    ours = (
+        rf"{re.escape(guard.drain_prefix(job_id))}[^|\n]*beeond-ctl recover {job_id} --nodes ([\w.,\[\]-]+)"
+    )
+    for match in re.finditer(ours + r"(?= \||\s*(?:\[[^\]\n]*\])?$)", shown, re.MULTILINE):
         return slurm.expand_nodes(match[1])
     raise UsageError(f"the nodes of job {job_id} are not known here; name them with --nodes")
 
 
-def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: bool) -> None:
-    """Recover this node's part. Raises RetainedError when the data has to stay, NodeError when something is stuck."""
+def alive(config: SiteConfig, job_id: int) -> str:
+    """In which state Slurm says that the job still has its nodes; empty when it has not.
+
+    Raises NodeError when Slurm, who alone knows, does not answer.
+    """
+    if job_id >= FIRST_OWN_ID:
+        return "in use until `beeond-ctl down`"  # an instance without Slurm
+    found = slurm.job_fields(config.slurm.path, job_id).get("JobState", "")
+    return found if found in _ALIVE else ""
+
+
+_ALIVE: Final = frozenset(
+    ["RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"]
+)
+"""States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run."""
+
+
+def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: str | None) -> None:
+    """Recover this node's part; `proved` names the run of the job whose stage-out another node knows to be proved.
+
+    Raises RetainedError when the data has to stay, NodeError when something is stuck or the job still runs.
+    """
     with states.locked(config.paths.run, job_id, "run it again"):
-        state = states.read(config.paths.run, job_id) or _rebuild(config, job_id)
+        state = states.read(config.paths.run, job_id)
+        if state is None or state.phase != "retained":
+            running = alive(config, job_id) if state is not None or _recorded(config, job_id) else ""
+            if running:
+                raise NodeError(f"job {job_id} is not over ({running}); there is nothing to recover yet")
+        state = state or _rebuild(config, job_id)
         if state is None:
             sys.stdout.write(f"nothing left of job {job_id}\n")
             return
         here = Here(SiteConfig.model_validate(state.config), state)
         here.events.log("recover", discard=discard, proved=proved)
         with guard.draining(config, here.node, job_id), here.events.timed("recovery"), guard.interruptible():
-            if discard or proved or state.proved or not state.ran or not here.request.stage_out:
+            if proved == state.job.run_id or discard:
+                state.proved = True  # written down, so that a wipe that is cut off is not taken for kept data
+                here.save()
+            if state.proved or not state.ran or not here.request.stage_out:
                 steps.remove_instance(here)
                 steps.forget(here)
             else:
@@ -88,36 +117,54 @@ def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: bool
 
 def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
     """The state as the records on the devices tell it: `/run` is empty after a reboot."""
-    for record in storage.read_records(config):
-        if record.job_id == job_id:
-            state = state_of(config, record)
-            states.create(config.paths.run, state)
-            return state
-    return None
+    records = _recorded(config, job_id)
+    if not records:
+        return None
+    state = state_of(records)
+    states.create(config.paths.run, state)
+    return state
 
 
-def state_of(config: SiteConfig, record: storage.Record) -> states.State:
-    """The state that a record on a device stands for. What was being wiped was proved, or given up."""
-    return states.State(
+def _recorded(config: SiteConfig, job_id: int) -> list[storage.Record]:
+    return [record for record in storage.read_records(config) if record.job_id == job_id]
+
+
+def state_of(records: Sequence[storage.Record]) -> states.State:
+    """The state that a job's records on this node's devices stand for.
+
+    What was being wiped was proved, or given up. The configuration is the one of the record: today's may name other
+    devices, or another file system. Raises NodeError when the records are not of one run.
+    """
+    record = records[0]
+    if {other.instance for other in records} != {record.instance}:
+        raise NodeError(
+            f"job {record.job_id}: its devices hold different runs; look at them before anything is wiped"
+        )
+    made_with = SiteConfig.model_validate(record.config)
+    known = [other.home for other in records]
+    state = states.State(
         job=record.job, nodes=record.nodes, node=record.node, request=record.request, block=record.block,
-        config=config.model_dump(mode="json"), phase="retained", ran=record.phase != "wiping",
-        mount=f"{config.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
+        config=record.config, phase="retained", ran=all(other.phase != "wiping" for other in records),
+        mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
     )  # fmt: skip
+    wanted = [target.home for target in Here(made_with, state).first_plan.targets]
+    if state.ran and sorted(known) != sorted(wanted):
+        missing = ", ".join(sorted(set(wanted) - set(known)))
+        raise NodeError(
+            f"job {record.job_id}: {missing} is not there; mount its device, or give the data up by hand"
+        )
+    return state
 
 
-def is_proved(config: SiteConfig, job_id: int) -> bool:
-    """Whether this node knows that the job's whole stage-out is proved: by its state, or by its event log."""
+def proof(config: SiteConfig, job_id: int) -> str:
+    """The run of the job whose whole stage-out this node knows to be proved, by state or event log; or nothing."""
     state = states.read(config.paths.run, job_id)
     if state is not None and state.proved:
-        return True
-    logged = [
-        event["event"] for event in events.read(config.paths.log, job_id) if event.get("event") in _RUNS
+        return state.job.run_id
+    runs = [
+        event.get("run") for event in events.read(config.paths.log, job_id) if event.get("event") == "proved"
     ]
-    return logged[-1:] == ["proved"]
-
-
-_RUNS = ("prolog", "proved")
-"""A job that was requeued begins anew in the same log: an earlier run's proof says nothing of the last one."""
+    return str(runs[-1]) if runs and runs[-1] else ""
 
 
 def _restart(here: Here, team: Team) -> None:

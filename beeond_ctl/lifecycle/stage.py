@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import slurm
@@ -30,8 +31,9 @@ _GONE = "the job was cancelled"
 class Stage:
     """One direction of staging, of all transfers of a request, on this node."""
 
-    def __init__(self, here: Here, *, inward: bool) -> None:
-        self._here, self._inward = here, inward
+    def __init__(self, here: Here, *, inward: bool, trust_missing: bool = True) -> None:
+        """`trust_missing`: whether a source of a stage-out that is not there counts as nothing to stage out."""
+        self._here, self._inward, self._trust_missing = here, inward, trust_missing
         self._coordinators: dict[int, Coordinator] = {}
         count = len(here.request.stage_in if inward else here.request.stage_out)
         self.handlers = {"take": self._take, "report": self._report}
@@ -50,7 +52,7 @@ class Stage:
                 extra["summary"] = summary
             if summary["cancelled"] == _GONE:
                 raise JobGoneError(f"job {self._here.state.job.job_id}: {_GONE} during its stage-in")
-            if not (summary["proved"] or (summary["missing"] and not self._inward)):
+            if not (summary["proved"] or (summary["missing"] and not self._inward and self._trust_missing)):
                 raise (UserError if self._inward else RetainedError)(
                     _told(transfer, summary, inward=self._inward)
                 )
@@ -77,7 +79,7 @@ class Stage:
             # Before anyone learns of it and wipes: the others' proof is this record.
             self._here.state.proved = True
             self._here.save()
-            self._here.events.log("proved")
+            self._here.events.log("proved", run=self._here.state.job.run_id)
         return {"damage": damage}
 
     def _transfer(self, team: Team, index: int, transfer: Transfer) -> dict[str, Any]:
@@ -198,8 +200,9 @@ class _Watch:
                 coordinator.cancel(
                     f"nothing was copied for {config.deadlines.stall:.0f} s; is global storage there?"
                 )
-            if self._inward and not slurm.job_wants_us(config.slurm.path, job_id):
-                coordinator.cancel(_GONE)
+            with suppress(OSError):
+                if self._inward and not slurm.job_wants_us(config.slurm.path, job_id):
+                    coordinator.cancel(_GONE)
 
 
 def _identity(here: Here) -> Identity:

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from beeond_ctl import slurm, storage
 from beeond_ctl import state as states
+from beeond_ctl import storage
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import BeeondError, NodeError, RetainedError, one_line
 from beeond_ctl.lifecycle import claims, guard, recover, steps, teardown
 from beeond_ctl.lifecycle.here import Here
-from beeond_ctl.plan import FIRST_OWN_ID
 
 if TYPE_CHECKING:
     from beeond_ctl.state import State
-
-_ALIVE: Final = frozenset(
-    ["RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"]
-)
-"""States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ def sweep(config: SiteConfig, *, dry_run: bool = False) -> list[Leftover]:
     jobs |= _unreadable(config)
     found = [_look(config, job_id, dry_run=dry_run) for job_id in sorted(jobs)]
     for home in storage.strays(config):
-        found.append(_stray(home, dry_run=dry_run))
+        found.append(_stray(config, home, dry_run=dry_run))
     if not dry_run:
         claims.forget_stale(config.paths.run)
     return found
@@ -63,7 +57,7 @@ def _look(config: SiteConfig, job_id: int, *, dry_run: bool) -> Leftover:
                 return _without_state(config, job_id, dry_run=dry_run)
             if state is not None and state.phase == "retained":
                 return Leftover(what, "kept", f"{state.reason}; {teardown.recovery(job_id, state.nodes)}")
-            if state is not None and _lives(config, state):
+            if state is not None and recover.alive(config, job_id):
                 return Leftover(what, "live", state.phase)
             return _dead(config, job_id, state, dry_run=dry_run)
     except RetainedError as error:
@@ -73,13 +67,6 @@ def _look(config: SiteConfig, job_id: int, *, dry_run: bool) -> Leftover:
         return Leftover(what, "live" if busy else "stuck", one_line(error))
     except (BeeondError, OSError) as error:
         return Leftover(what, "stuck", one_line(error))
-
-
-def _lives(config: SiteConfig, state: State) -> bool:
-    """Whether the job may still use its instance. Raises NodeError when Slurm, who knows, does not answer."""
-    if state.job.job_id >= FIRST_OWN_ID:
-        return True  # not of Slurm: ended by `beeond-ctl down`
-    return slurm.job_fields(config.slurm.path, state.job.job_id).get("JobState", "") in _ALIVE
 
 
 def _without_state(config: SiteConfig, job_id: int, *, dry_run: bool) -> Leftover:
@@ -96,10 +83,12 @@ def _dead(config: SiteConfig, job_id: int, state: State | None, *, dry_run: bool
     """Remove what a dead job left, or keep what is owed. Raises RetainedError, NodeError."""
     what = f"job {job_id}"
     if state is None:
-        record = next(record for record in storage.read_records(config) if record.job_id == job_id)
-        if record.phase == "retained":
-            return Leftover(what, "kept", teardown.recovery(job_id, record.nodes))
-        state = recover.state_of(config, record)
+        records = [record for record in storage.read_records(config) if record.job_id == job_id]
+        if not records:
+            return Leftover(what, "removed", "by its own Epilog, meanwhile")
+        if any(record.phase == "retained" for record in records):
+            return Leftover(what, "kept", teardown.recovery(job_id, records[0].nodes))
+        state = recover.state_of(records)
         fresh = True
     else:
         fresh = False
@@ -120,15 +109,21 @@ def _dead(config: SiteConfig, job_id: int, state: State | None, *, dry_run: bool
     return Leftover(what, "removed", f"left in phase {state.phase}")
 
 
-def _stray(home: str, *, dry_run: bool) -> Leftover:
+def _stray(config: SiteConfig, home: str, *, dry_run: bool) -> Leftover:
     """A job's directory on a device without a readable record: empty after a crash in the first moment."""
     try:
-        if os.listdir(home):
-            return Leftover(
-                home, "stuck", "has no readable record; look at what it holds before you remove it"
-            )
-        if not dry_run:
-            os.rmdir(home)
+        # Under the lock, for a Prolog makes the record a moment after the directory.
+        with states.locked(config.paths.run, int(home.rpartition("-")[2]), "sweep again"):
+            if home not in storage.strays(config):
+                return Leftover(home, "live", "its Prolog or Epilog was at work")
+            if os.listdir(home):
+                return Leftover(
+                    home, "stuck", "has no readable record; look at what it holds before you remove it"
+                )
+            if not dry_run:
+                os.rmdir(home)
+    except NodeError as error:
+        return Leftover(home, "live", one_line(error))
     except OSError as error:
         return Leftover(home, "stuck", one_line(error))
     return Leftover(home, "removed", "empty")

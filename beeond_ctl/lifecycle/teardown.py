@@ -29,7 +29,10 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     config = configuration.SiteConfig()
     with suppress(ConfigError):  # what counts is what was valid at bring-up, and lies in the state
         config = configuration.load(config_path)
-    with states.locked(config.paths.run, job_id, "try again"), guard.draining(config, node, job_id):
+    with (
+        guard.draining(config, node, job_id),
+        states.locked(config.paths.run, job_id, "try again", wait_s=guard.LOCK_S),
+    ):
         state = states.read(config.paths.run, job_id)
         if state is None:
             return 0
@@ -56,16 +59,16 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
         steps.forget(here)
         return
     owed = _owed(here)
-    staging = stage.Stage(here, inward=False)
+    staging = stage.Stage(here, inward=False, trust_missing=purpose != "recover")
     combine = {"ending": _all_ran, **steps.combine(here), **staging.combine}
     problem: BeeondError | None = None
     with open_team(here, purpose, combine=combine, handlers=staging.handlers) as team:
         try:
-            ran = steps.meet(
-                here, team, "ending", here.config.deadlines.meet, ran=here.state.phase != "failed"
-            )["ran"]
-            owed = owed and ran
+            usable = here.state.phase != "failed"
+            told = steps.meet(here, team, "ending", here.config.deadlines.meet, ran=usable)
+            owed = owed and usable and bool(told["ran"])
             if owed:
+                _see_that_all_ran(told["failed"])
                 here.enter("staging-out")
                 prepare(here, team)
                 _see_that_it_is_whole(here, team)
@@ -94,7 +97,18 @@ def _owed(here: Here) -> bool:
 
 
 def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {"ran": all(report["ran"] for report in reports.values())}
+    """A node that rolled back while another one learnt that all is ready: the job may have run on that one."""
+    return {
+        "ran": [node for node, report in reports.items() if report["ran"]],
+        "failed": [node for node, report in reports.items() if not report["ran"]],
+    }
+
+
+def _see_that_all_ran(failed: list[str]) -> None:
+    if failed:
+        raise RetainedError(
+            f"the instance was never usable on {', '.join(failed)}, and the job may have run elsewhere"
+        )
 
 
 def _see_that_it_is_whole(here: Here, team: Team) -> None:
