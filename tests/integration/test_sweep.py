@@ -65,6 +65,13 @@ def test_a_live_instance_is_left_alone(cluster: Cluster) -> None:
     job = held(cluster, "--beeond")
     assert swept(cluster, "n1") == [(f"job {job}", "live")]
     assert swept(cluster, "n3") == []
+    for options in ([], ["--discard", "--yes"]):
+        refused = cluster.run(
+            "ctl", ["beeond-ctl", "recover", str(job), "-w", "n[1-2]", *options], check=False
+        )
+        assert refused.returncode == 1
+        assert "not over (RUNNING)" in refused.stdout
+    assert cluster.read("n2", f"/mnt/beeond/{job}/out/{job}") == "result\n"
     cluster.run("login", ["rm", "/global/alice/begun"])
     assert cluster.wait_job(job)["JobState"] == "COMPLETED"
     cluster.wait_idle()

@@ -151,3 +151,10 @@ def test_an_epilog_needs_no_more_than_the_job_id() -> None:
     assert slurm.epilog_job({"SLURM_JOB_ID": "42"}) == 42
     with pytest.raises(NodeError, match="SLURM_JOB_ID"):
         slurm.epilog_job({})
+
+
+def test_a_users_comment_does_not_speak_for_slurm(tmp_path: Path) -> None:
+    script(
+        tmp_path, "scontrol", "printf 'JobId=42 JobName=x\\n JobState=RUNNING\\n Comment=JobState=FAILED\\n'"
+    )
+    assert slurm.job_fields([str(tmp_path)], 42)["JobState"] == "RUNNING"
