@@ -34,11 +34,12 @@ def beeond(cluster: Cluster, *words: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_what_is_asked_for_goes_in_is_seen_everywhere_and_comes_out(cluster: Cluster, launcher: str) -> None:
-    cluster.run("login", ["sh", "-c", "rm -rf up back; mkdir up; echo data > up/f"], user="alice")
+    cluster.run("login", ["rm", "-rf", "/global/alice/up", "/global/alice/up-back"])
+    cluster.run("login", ["sh", "-c", "mkdir /global/alice/up; echo data > /global/alice/up/f"], user="alice")
     cluster.run("ctl", ["tee", "/root/nodes"], input="n1\nn2 slots=2\nn3:2\n")
     told = beeond(
         cluster, "up", "--nodefile", "/root/nodes", "--user", "alice", "--launcher", launcher,
-        "--beeond-stage-in", "/global/alice/up:in", "--beeond-stage-out", ".:/global/alice/back",
+        "--beeond-stage-in", "/global/alice/up:in", "--beeond-stage-out", ".:/global/alice/up-back",
     )  # fmt: skip
     run_id, point = told.split()
     for node in NODES:
@@ -46,7 +47,7 @@ def test_what_is_asked_for_goes_in_is_seen_everywhere_and_comes_out(cluster: Clu
         cluster.run(node, ["touch", f"{point}/{node}"], user="alice")
     assert cluster.run("n1", ["ls", point], user="bob", check=False).returncode != 0
     beeond(cluster, "down", run_id, "--nodes", "n[1-3]", "--launcher", launcher)
-    assert cluster.run("login", ["ls", "/global/alice/back"]).stdout.split() == ["in", *NODES]
+    assert cluster.run("login", ["ls", "/global/alice/up-back"]).stdout.split() == ["in", *NODES]
     assert beeond(cluster, "down", run_id, "--nodes", "n[1-3]", "--launcher", launcher) == "n[1-3]: done\n"
 
 
