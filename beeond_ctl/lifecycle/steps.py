@@ -5,6 +5,7 @@ Every step is announced in the state file by `Here.enter` before it is taken.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from functools import partial
@@ -219,8 +220,9 @@ def remove_instance(here: Here) -> None:
 
 def unmount(here: Here) -> None:
     """Unmount; processes that hold the mount are ended, and named in the event log. Raises NodeError."""
-    point = here.state.mount
-    if point is None:
+    # Its usual point is no other job's: it may have been made in the moment before the state could say so.
+    point = here.state.mount or f"{here.config.mount.root}/{here.state.job.job_id}"
+    if here.state.mount is None and not os.path.lexists(point):
         return
     with here.step("unmounting") as extra:
         killed = mounts.unmount(point, deadline_s=here.config.deadlines.stop)

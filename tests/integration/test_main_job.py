@@ -452,22 +452,29 @@ def test_a_node_whose_device_is_unusable_is_drained_with_the_reason_and_no_other
 
 DEADLY = """#!{python} -I
 import os, signal, sys
-from beeond_ctl import cli
+from beeond_ctl import cli, mounts
 from beeond_ctl.lifecycle.here import Here
+
+def make_point(path, make=mounts.make_point):
+    make(path)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 def enter(self, phase, announce=Here.enter):
     if phase == "{phase}" and "{when}" == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     announce(self, phase)
-    if phase == "{phase}":
+    if phase == "{phase}" and "{when}" == "after":
         os.kill(os.getpid(), signal.SIGKILL)
 
 if os.path.isdir("/run/beeond-ctl/jobs/" + os.environ["SLURM_JOB_ID"]) or "{hook}" == "prolog":
     Here.enter = enter
+    if "{when}" == "within":
+        mounts.make_point = make_point
     sys.argv = ["beeond-ctl", "{hook}"]
     cli.main()
 """
-"""A Prolog or Epilog that is killed just before, or just after, it has written down that a phase begins."""
+"""A Prolog or Epilog that is killed just before or after it has written down that a phase begins, or, "within",
+when it has made the mount point and the state does not say so yet."""
 
 
 @contextmanager
@@ -491,6 +498,7 @@ def deadly(cluster: Cluster, node: str, hook: str, phase: str, when: str) -> Ite
         ("n2", "ready", "before"),
         ("n2", "ready", "after"),
         ("n1", "mounting", "after"),
+        ("n2", "mounting", "within"),
     ],
 )
 def test_a_prolog_killed_in_any_phase_is_cleaned_up_after(
