@@ -136,11 +136,6 @@ KEYS: Final[Mapping[str, Key]] = {
 }
 
 
-def key_help() -> str:
-    """The keys as lines of help text."""
-    return "\n".join(f"  {name}={key.metavar:<10} {key.help}" for name, key in KEYS.items())
-
-
 # --- parsing ----------------------------------------------------------------------------------------------
 
 
@@ -262,6 +257,16 @@ def _check_inside(path: str, option: str) -> None:
 
 def _climbs(path: str) -> bool:
     return ".." in path.split("/")
+
+
+def printable(text: str) -> str:
+    """`text` without quotes, on one line, whatever bytes it stands for."""
+    return (
+        text.encode(errors="surrogateescape")
+        .decode(errors="backslashreplace")
+        .encode("unicode_escape")
+        .decode()
+    )
 
 
 def show(text: str) -> str:

@@ -46,6 +46,8 @@ class State:
     edition: str = ""
     ran: bool = False
     proved: bool = False
+    given_up: bool = False
+    """Its owner said that the data need not be staged out. Not a proof: other nodes learn nothing from it."""
     mount: str | None = None
     """Where the instance is, or is about to be, mounted. What is mounted elsewhere is not ours."""
     reason: str = ""

@@ -15,7 +15,6 @@ from beeond_ctl.cli.stage import stage
 from beeond_ctl.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
-    from beeond_ctl.config import SiteConfig
     from beeond_ctl.launch import Launcher
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -105,7 +104,9 @@ def plan(
     options = [("beeond", keys), *(("beeond-stage-in", text) for text in stage_in)]
     options += [("beeond-stage-out", text) for text in stage_out]
     job = Job(job_id, os.getuid(), os.getgid(), str(os.getuid()))
-    made = make_plan(_load(config_path), requests.parse_options(options), job, slurm.expand_nodes(node_list))
+    made = make_plan(
+        configuration.load(config_path), requests.parse_options(options), job, slurm.expand_nodes(node_list)
+    )
     chosen = node or made.leader
     if chosen not in made.node_index:
         raise UsageError(f"--node: {chosen} is not in {node_list}")
@@ -129,7 +130,7 @@ def status(config_path: Path, job_id: int | None, *, as_json: bool) -> None:
     chosen = job_id
     if chosen is None and os.environ.get("BEEOND_JOB_ID", "").isdigit():
         chosen = int(os.environ["BEEOND_JOB_ID"])
-    show.status(_load(config_path), chosen, as_json=as_json)
+    show.status(configuration.load(config_path), chosen, as_json=as_json)
 
 
 # --- check ------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def sweep(config_path: Path, *, dry_run: bool, as_json: bool) -> None:
     from beeond_ctl.lifecycle.sweep import sweep as run
 
     _as_root("sweep")
-    if not show.leftovers(run(_load(config_path), dry_run=dry_run), as_json=as_json):
+    if not show.leftovers(run(configuration.load(config_path), dry_run=dry_run), as_json=as_json):
         raise click.exceptions.Exit(1)
 
 
@@ -210,7 +211,7 @@ def recover(
     """
     from beeond_ctl.lifecycle import recover as recovery
 
-    config = _load(config_path)
+    config = configuration.load(config_path)
     if os.geteuid() != 0:
         raise UsageError(
             "recover has to be run as root: it starts services on the job's nodes; ask your admin"
@@ -278,7 +279,7 @@ def up(
     options = [("beeond", keys), *(("beeond-stage-in", text) for text in stage_in)]
     options += [("beeond-stage-out", text) for text in stage_out]
     asked = requests.parse_options(options)
-    for line in manual.up(_load(config_path), nodes, user, asked, launcher=launcher):
+    for line in manual.up(configuration.load(config_path), nodes, user, asked, launcher=launcher):
         click.echo(line)
 
 
@@ -300,7 +301,7 @@ def down(
     from beeond_ctl.lifecycle import manual
 
     _as_root("down")
-    config = _load(config_path)
+    config = configuration.load(config_path)
     if here:
         manual.down_here(config, run_id)
         return
@@ -338,7 +339,7 @@ def prepare(config_path: Path) -> None:
 
     if os.geteuid() != 0:
         raise UsageError("prepare has to be run as root: it writes to the devices of the node")
-    config = _load(config_path)
+    config = configuration.load(config_path)
     if "beegfs" in config.backend.allowed:
         storage.make_template(config)
 
@@ -368,7 +369,3 @@ def bb(config_path: Path, hook: str, job_id: int) -> None:
     from beeond_ctl import bb as hooks
 
     {"setup": hooks.setup, "data_out": hooks.data_out}[hook](config_path, job_id)
-
-
-def _load(path: Path) -> SiteConfig:
-    return configuration.load(path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beeond_ctl import backends, slurm
+from beeond_ctl.request import printable
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
@@ -65,22 +66,13 @@ def plan(made: Plan, node: str, *, as_json: bool) -> None:
         for transfer in transfers:
             flags = f" ({', '.join(transfer.flags)})" if transfer.flags else ""
             click.echo(
-                f"{title:<11} {_printable(transfer.source)} -> {_printable(transfer.destination)}{flags}"
+                f"{title:<11} {printable(transfer.source)} -> {printable(transfer.destination)}{flags}"
             )
     click.echo(f"on {node}:")
     for service in running:
         click.echo(f"  {service.name:<9} {' '.join(service.argv)}")
     if mount.bind_source:
         click.echo(f"  bind      {mount.bind_source} -> {mount.point}")
-
-
-def _printable(text: str) -> str:
-    return (
-        text.encode(errors="surrogateescape")
-        .decode(errors="backslashreplace")
-        .encode("unicode_escape")
-        .decode()
-    )
 
 
 def status(config: SiteConfig, job_id: int | None, *, as_json: bool) -> None:

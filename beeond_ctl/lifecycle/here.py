@@ -61,6 +61,12 @@ class Here:
         return get(self.first_plan.backend)
 
     @property
+    def owed(self) -> bool:
+        """Whether data may be here that was asked to be staged out, is not proved to be, and was not given up."""
+        state = self.state
+        return state.ran and bool(self.request.stage_out) and not (state.proved or state.given_up)
+
+    @property
     def leads(self) -> bool:
         """Whether this node is the leader."""
         return self.node == self.first_plan.leader

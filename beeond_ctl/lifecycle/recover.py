@@ -93,7 +93,7 @@ def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: str 
     with states.locked(config.paths.run, job_id, "run it again"):
         state = states.read(config.paths.run, job_id)
         if state is None or state.phase != "retained":
-            running = alive(config, job_id) if state is not None or _recorded(config, job_id) else ""
+            running = alive(config, job_id) if state is not None or recorded(config, job_id) else ""
             if running:
                 raise NodeError(f"job {job_id} is not over ({running}); there is nothing to recover yet")
         state = state or _rebuild(config, job_id)
@@ -103,10 +103,11 @@ def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: str 
         here = Here(SiteConfig.model_validate(state.config), state)
         here.events.log("recover", discard=discard, proved=proved)
         with guard.draining(config, here.node, job_id), here.events.timed("recovery"), guard.interruptible():
-            if proved == state.job.run_id or discard:
-                state.proved = True  # written down, so that a wipe that is cut off is not taken for kept data
-                here.save()
-            if state.proved or not state.ran or not here.request.stage_out:
+            # Written down, so that a wipe that is cut off is not taken for kept data.
+            state.proved = state.proved or proved == state.job.run_id
+            state.given_up = state.given_up or discard
+            here.save()
+            if not here.owed:
                 steps.remove_instance(here)
                 steps.forget(here)
             else:
@@ -117,7 +118,7 @@ def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: str 
 
 def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
     """The state as the records on the devices tell it: `/run` is empty after a reboot."""
-    records = _recorded(config, job_id)
+    records = recorded(config, job_id)
     if not records:
         return None
     state = state_of(records)
@@ -125,7 +126,8 @@ def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
     return state
 
 
-def _recorded(config: SiteConfig, job_id: int) -> list[storage.Record]:
+def recorded(config: SiteConfig, job_id: int) -> list[storage.Record]:
+    """What this node's devices say of the job."""
     return [record for record in storage.read_records(config) if record.job_id == job_id]
 
 

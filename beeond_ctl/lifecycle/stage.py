@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from beeond_ctl import slurm
 from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
 from beeond_ctl.lifecycle import steps
+from beeond_ctl.request import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,7 +170,7 @@ def check_destinations(here: Here) -> None:
         found = unwritable(paths, _identity(here), here.config.deadlines.start)
     for path, reason in found:
         raise UserError(
-            f"stage-out to {_printable(os.fsdecode(path))}: {reason}; name a place that you may write"
+            f"stage-out to {printable(os.fsdecode(path))}: {reason}; name a place that you may write"
         )
 
 
@@ -221,19 +222,10 @@ def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:
     """One line that says which transfer failed, and why."""
     name = "stage-in" if inward else "stage-out"
     path = transfer.source if inward else transfer.destination
-    shown = _printable(path)
+    shown = printable(path)
     reasons = "; ".join(summary["problems"]) or summary["cancelled"] or "no proof"
     return f"{name} {'of' if inward else 'to'} {shown}: {reasons}"
 
 
 def _ignore(_: object) -> None:
     return None
-
-
-def _printable(text: str) -> str:
-    return (
-        text.encode(errors="surrogateescape")
-        .decode(errors="backslashreplace")
-        .encode("unicode_escape")
-        .decode()
-    )

@@ -83,7 +83,7 @@ def _dead(config: SiteConfig, job_id: int, state: State | None, *, dry_run: bool
     """Remove what a dead job left, or keep what is owed. Raises RetainedError, NodeError."""
     what = f"job {job_id}"
     if state is None:
-        records = [record for record in storage.read_records(config) if record.job_id == job_id]
+        records = recover.recorded(config, job_id)
         if not records:
             return Leftover(what, "removed", "by its own Epilog, meanwhile")
         if any(record.phase == "retained" for record in records):
@@ -93,7 +93,7 @@ def _dead(config: SiteConfig, job_id: int, state: State | None, *, dry_run: bool
     else:
         fresh = False
     here = Here(SiteConfig.model_validate(state.config), state)
-    keep = state.ran and not state.proved and bool(here.request.stage_out)
+    keep = here.owed
     if dry_run:
         return Leftover(what, "kept" if keep else "removed", f"left in phase {state.phase}")
     with guard.draining(config, here.node, job_id):

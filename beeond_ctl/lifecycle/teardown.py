@@ -58,7 +58,7 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
             steps.roll_back(here)
         steps.forget(here)
         return
-    owed = _owed(here)
+    owed = here.owed
     staging = stage.Stage(here, inward=False, trust_missing=purpose != "recover")
     combine = {"ending": _all_ran, **steps.combine(here), **staging.combine}
     problem: BeeondError | None = None
@@ -89,11 +89,6 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
         retain(here, one_line(problem) if problem else "stage-out ended without a proof")
     steps.wipe(here)
     steps.forget(here)
-
-
-def _owed(here: Here) -> bool:
-    """Whether there is data that was asked to be staged out, and is not proved to be."""
-    return bool(here.request.stage_out) and not here.state.proved
 
 
 def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -4,12 +4,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from beeond_ctl import state as states
 from beeond_ctl import storage
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError
 from beeond_ctl.events import EventLog
 from beeond_ctl.lifecycle import recover
+from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import Job
+from beeond_ctl.state import State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +43,20 @@ def test_a_proof_names_the_run_that_it_is_of(tmp_path: Path) -> None:
     log.log("proved", run="42.0")
     log.log("prolog")
     assert recover.proof(config, 42) == "42.0"  # and so proves nothing of run 42.1
+
+
+def test_a_discard_that_was_cut_off_is_neither_owed_nor_a_proof_for_others(tmp_path: Path) -> None:
+    config = site(tmp_path)
+    asked = '{"v":1,"stage_out":[["out","/g",[]]]}'
+    state = State(JOB, ("n1",), "n1", asked, config.model_dump(mode="json"), phase="wiping", ran=True)
+    assert Here(config, state).owed
+    state.given_up = True
+    states.create(config.paths.run, state)
+    assert not Here(config, state).owed
+    assert recover.proof(config, 42) == ""
+    state.proved = True
+    states.write(config.paths.run, state)
+    assert recover.proof(config, 42) == "42.1"
 
 
 def test_a_state_is_rebuilt_with_the_configuration_of_its_time() -> None:
