@@ -5,6 +5,8 @@ PY      := $(VENV)/bin/python
 PACKAGES := slurm-wlm libslurm-dev munge pdsh openssh-server openssh-client glusterfs-server glusterfs-client \
 	xfsprogs e2fsprogs iproute2 attr acl lua5.4 lua-check lua-posix shellcheck clang clang-tools valgrind rsync \
 	gcc make python3-venv util-linux procps
+# Tests mostly wait; each of the two has a cluster of its own, and a file's tests stay together.
+AT_ONCE := -n 2 --dist loadfile
 SHELL_SCRIPTS := .ci/run slurm/prolog.d/50-beeond slurm/epilog.d/50-beeond
 
 .PHONY: help deps venv spank unit test lint format docs bench demo clean
@@ -33,11 +35,11 @@ spank: ## build the SPANK plugin
 	@$(MAKE) --no-print-directory -C spank
 
 unit: venv ## tests without root, in seconds
-	$(PY) -m pytest tests/unit -q -m "not root"
+	$(PY) -m pytest tests/unit -q -m "not root" $(AT_ONCE)
 
 test: deps venv spank ## everything that tests the project (root)
 	$(PY) -m compileall -q beeond_ctl
-	$(PY) -m pytest tests
+	$(PY) -m pytest tests $(AT_ONCE)
 
 lint: deps venv ## every linter, strictest settings
 	$(VENV)/bin/ruff check .
