@@ -4,7 +4,7 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 PACKAGES := slurm-wlm libslurm-dev munge pdsh openssh-server openssh-client glusterfs-server glusterfs-client \
 	xfsprogs e2fsprogs iproute2 attr acl lua5.4 lua-check lua-posix shellcheck clang clang-tools valgrind rsync \
-	gcc make python3-venv util-linux procps
+	gcc make python3-venv sudo util-linux procps
 # Tests mostly wait; each of the two has a cluster of its own, and a file's tests stay together.
 AT_ONCE := -n 2 --dist loadfile
 SHELL_SCRIPTS := .ci/run slurm/prolog.d/50-beeond slurm/epilog.d/50-beeond

@@ -189,6 +189,10 @@ cli.add_command(stage)
 )
 @click.option("--discard", is_flag=True, help="Give the data up: wipe it without staging it out.")
 @click.option("--yes", is_flag=True, help="With --discard: do not ask.")
+@click.option("--mine", is_flag=True, help="Under sudo: only if the job was of the user who called sudo.")
+@click.option(
+    "--owner", type=click.IntRange(0), hidden=True, help="Only if the job was of the user with this uid."
+)
 @click.option("--here", is_flag=True, hidden=True, help="This node's part.")
 @click.option("--ask", is_flag=True, hidden=True, help="Does this node have the proof of the stage-out?")
 @click.option("--proved", metavar="RUN", hidden=True, help="Another node has the proof of the stage-out.")
@@ -200,13 +204,16 @@ def recover(
     *,
     discard: bool,
     yes: bool,
+    mine: bool,
+    owner: int | None,
     here: bool,
     ask: bool,
     proved: str | None,
 ) -> None:
     """Finish what was left of an ended job: stage the kept data out, wipe it, and return the nodes to service.
 
-    Run it as root where `pdsh` over ssh reaches the job's nodes. Nothing is copied twice: what is proved to be on
+    Run it as root where `pdsh` over ssh reaches the job's nodes, or as the job's owner, where the site allows it, by
+    `sudo beeond-ctl recover --mine JOB_ID`. Nothing is copied twice: what is proved to be on
     global storage is skipped. If the cause is still there, the data stays, and the reason is shown again.
     """
     from beeond_ctl.lifecycle import recover as recovery
@@ -216,16 +223,29 @@ def recover(
         raise UsageError(
             "recover has to be run as root: it starts services on the job's nodes; ask your admin"
         )
+    if mine:
+        # All that a rule in sudoers lets through: its patterns also match spaces, so nothing else may come with it.
+        if node_list or owner is not None or here or ask or proved:
+            raise UsageError("--mine goes with JOB_ID, --discard and --yes alone")
+        owner = _caller_of_sudo()
     if ask:
         click.echo(recovery.proof(config, job_id) or "no")
         return
     if here:
-        recovery.on_this_node(config, job_id, discard=discard, proved=proved)
+        recovery.on_this_node(config, job_id, discard=discard, proved=proved, owner=owner)
         return
     if discard and not yes:
         click.confirm(f"Wipe what is left of job {job_id} without staging it out?", abort=True)
-    for line in recovery.everywhere(config, job_id, node_list, discard=discard):
+    for line in recovery.everywhere(config, job_id, node_list, discard=discard, owner=owner):
         click.echo(line)
+
+
+def _caller_of_sudo() -> int:
+    """The uid of who called sudo, as sudo(8) tells it. Raises UsageError when this was not started by sudo."""
+    uid = os.environ.get("SUDO_UID", "")
+    if not uid.isascii() or not uid.isdigit():
+        raise UsageError("--mine is for users, under sudo; as root leave it out")
+    return int(uid)
 
 
 # --- without Slurm ----------------------------------------------------------------------------------------

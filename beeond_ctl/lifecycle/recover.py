@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from beeond_ctl.lifecycle.team import Team
 
 
-def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discard: bool) -> Iterator[str]:
-    """Recover on all nodes of the job; yields what to tell the admin.
+def everywhere(
+    config: SiteConfig, job_id: int, node_list: str | None, *, discard: bool, owner: int | None = None
+) -> Iterator[str]:
+    """Recover on all nodes of the job; yields what to tell who asked: root, or the user with the uid `owner`.
 
     Raises UsageError when the nodes are not known, NodeError when a node did not end clean.
     """
@@ -38,6 +40,7 @@ def everywhere(config: SiteConfig, job_id: int, node_list: str | None, *, discar
     asked = on_nodes(nodes, [*words, "--ask"], timeout_s=config.deadlines.meet)
     proofs = {word for answer in asked for word in answer.output.split() if word.startswith(f"{job_id}.")}
     how = ["--discard"] if discard else [word for run in sorted(proofs)[-1:] for word in ("--proved", run)]
+    how += [] if owner is None else ["--owner", str(owner)]
     answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
     for told, text in fold(answers):
         yield f"{slurm.fold_nodes(told)}: {text}"
@@ -85,13 +88,18 @@ _ALIVE: Final = frozenset(
 """States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run."""
 
 
-def on_this_node(config: SiteConfig, job_id: int, *, discard: bool, proved: str | None) -> None:
+def on_this_node(
+    config: SiteConfig, job_id: int, *, discard: bool, proved: str | None, owner: int | None = None
+) -> None:
     """Recover this node's part; `proved` names the run of the job whose stage-out another node knows to be proved.
 
-    Raises RetainedError when the data has to stay, NodeError when something is stuck or the job still runs.
+    With `owner`, only if the job was that user's. Raises RetainedError when the data has to stay, NodeError when
+    something is stuck, the job still runs, or it is not the owner's.
     """
     with states.locked(config.paths.run, job_id, "run it again"):
         state = states.read(config.paths.run, job_id)
+        if owner is not None and _owners(config, job_id, state) - {owner}:
+            raise NodeError(f"job {job_id} is not yours; ask its owner or an admin to recover it")
         if state is None or state.phase != "retained":
             running = alive(config, job_id) if state is not None or recorded(config, job_id) else ""
             if running:
@@ -124,6 +132,11 @@ def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
     state = state_of(records)
     states.create(config.paths.run, state)
     return state
+
+
+def _owners(config: SiteConfig, job_id: int, state: states.State | None) -> set[int]:
+    """The users whose data this node has for a job."""
+    return {each.job.uid for each in (*recorded(config, job_id), *([state] if state else []))}
 
 
 def recorded(config: SiteConfig, job_id: int) -> list[storage.Record]:

@@ -7,6 +7,7 @@ import re
 import sys
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -230,6 +231,21 @@ def recover(cluster: Cluster, job: int, *options: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def allow_owners_to_recover(cluster: Cluster) -> None:
+    """The rule of the admin guide, where `recover` is run."""
+    guide = (Path(__file__).parents[2] / "docs/admin-guide.md").read_text()
+    (rule,) = re.findall(r"^ {4}(\S+ ALL=\(root\) .*)$", guide, re.MULTILINE)
+    place = "/etc/sudoers.d/beeond-ctl"
+    cluster.run(
+        "ctl", ["install", "-m", "440", "/dev/stdin", place], input=rule.replace("%users", "ALL") + "\n"
+    )
+
+
+def recover_as(cluster: Cluster, user: str, job: int, *options: str) -> int:
+    words = ["sudo", "-n", "beeond-ctl", "recover", "--mine", str(job), *options]
+    return cluster.run("ctl", words, user=user, check=False, timeout_s=120).returncode
+
+
 @pytest.mark.parametrize("case", ["forbidden", "read-only", "below a file"])
 def test_a_destination_that_the_user_cannot_write_is_told_before_the_job_runs(
     cluster: Cluster, case: str
@@ -291,7 +307,15 @@ def test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover(cluster: C
         kept(cluster, job, NODES)
     finally:
         cluster.writable("/global/alice/target")
-    recover(cluster, job)
+    allow_owners_to_recover(cluster)
+    for user, options in (
+        ("bob", ["--discard", "--yes"]),
+        ("alice", ["--owner", "0"]),
+        ("alice", ["--here"]),
+    ):
+        assert recover_as(cluster, user, job, *options) != 0
+        kept(cluster, job, NODES)
+    assert recover_as(cluster, "alice", job) == 0
     cluster.wait_idle()
     assert_same(cluster, "/global/alice/tree", "/global/alice/target/kept")
 
