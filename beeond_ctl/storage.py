@@ -27,7 +27,7 @@ import struct
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,6 +72,8 @@ class Record:
     """The site's configuration when the instance was made: a later edit must not lead to other targets."""
     home: str
     """Where the record lies; not part of what is written."""
+    names: dict[str, Any] = field(default_factory=dict)
+    """What only Slurm knows of the job, and only while it remembers it, if the request's paths need it."""
 
     @property
     def job_id(self) -> int:
@@ -472,18 +474,28 @@ def _sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def set_names(plan: Plan, names: dict[str, Any]) -> None:
+    """Write `names` into the records of the instance. Raises NodeError."""
+    _change(plan, names=names)
+
+
 def set_phase(plan: Plan, phase: str) -> None:
     """Write `phase`, one of PHASES, into the records of the instance. Raises NodeError."""
+    _change(plan, phase=phase)
+
+
+def _change(plan: Plan, **changes: Any) -> None:  # noqa: ANN401 - fields of a record
+    """Replace fields in the records of the instance that are not yet so. Raises NodeError."""
     for target in plan.targets:
         record = _read_record(target.home)
-        if record is not None and record.phase != phase:
+        if record is not None and record != replace(record, **changes):
             _check_instance(plan, record)
             if record.phase == "wiping":
                 raise NodeError(
                     f"{target.home} is being wiped and no longer whole; give it up with recover --discard"
                 )
             try:
-                _write_record(replace(record, phase=phase))
+                _write_record(replace(record, **changes))
             except OSError as error:
                 raise NodeError(f"{target.home}: the record cannot be written: {error}") from None
 

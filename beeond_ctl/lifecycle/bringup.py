@@ -95,6 +95,8 @@ def bring_up(here: Here) -> None:
                 for target in here.plan.targets:
                     _give_to_user(here, target.data)
         steps.agree_on_ports(here, team, free, _names(here))
+        if here.state.names:  # a stage-out after a reboot of all nodes needs them
+            storage.set_names(here.plan, here.state.names)
         stage.check_destinations(here)
         steps.start_services(here, team)
         steps.mount(here)

@@ -160,7 +160,7 @@ def state_of(records: Sequence[storage.Record]) -> states.State:
     state = states.State(
         job=record.job, nodes=record.nodes, node=record.node, request=record.request, block=record.block,
         config=record.config, phase="retained", ran=all(other.phase != "wiping" for other in records),
-        mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
+        names=record.names, mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
     )  # fmt: skip
     wanted = [target.home for target in Here(made_with, state).first_plan.targets]
     if state.ran and sorted(known) != sorted(wanted):

@@ -326,7 +326,8 @@ def test_kept_data_survives_a_reboot_and_can_be_discarded(cluster: Cluster) -> N
     jobs = [
         cluster.submit(
             "alice", f'#!/bin/sh\nmkdir "$BEEOND/out"; echo {i} > "$BEEOND/out/f"\n{HOLD}',
-            "-N2", "-w", "n[1-2]", f"--beeond-stage-out=out:/global/alice/target/{i}", "--oversubscribe",
+            "-N2", "-w", "n[1-2]", "--beeond-stage-out=out:/global/alice/target/%x", f"--job-name={i}",
+            "--oversubscribe",
         )
         for i in range(2)
     ]  # fmt: skip
@@ -341,7 +342,8 @@ def test_kept_data_survives_a_reboot_and_can_be_discarded(cluster: Cluster) -> N
         for job in jobs:
             states = cluster.run("n1", ["beeond-ctl", "status", str(job), "--json"])
             assert [found["phase"] for found in json.loads(states.stdout)] == ["retained"]
-        cluster.reboot("n1")
+        for node in ("n1", "n2"):  # and with them all that is not on a device, such as the job's name
+            cluster.reboot(node)
         states = cluster.run("n1", ["beeond-ctl", "status", str(jobs[0]), "--json"])
         assert "retained" in json.loads(states.stdout)[0]["phase"]
     finally:
