@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PROGRAMS: Final = ("glusterfsd", "glusterfs")
 ROOT_IS_DATA: Final = True
-MANAGED: Final = False
+MANAGED: Final = ""
 
 _EXPORT: Final = "data"
 """Name under which each brick exports its target."""
@@ -58,6 +58,8 @@ def edition(config: SiteConfig, find: Callable[[str], str | None]) -> str:  # no
 
 def services(plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]:
     """The bricks of `node`, one per target: brick t listens at `plan.block + t`."""
+    if node not in plan.servers:
+        return ()
     return tuple(_brick(plan, node, target, keys) for target in plan.targets)
 
 
@@ -75,6 +77,8 @@ def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
         "--process-name=fuse", "--acl", "--attribute-timeout=0", "--entry-timeout=0", "--negative-timeout=0",
         # $BEEOND/.meta would show every option to the user, the password too: give it a name that no path can have
         "--xlator-option=meta-autoload.meta-dir-name=/",
+        # its own default is to keep pages from one open to the next, whatever other nodes have written meanwhile
+        "--fopen-keep-cache=off",
         "--event-history=off", "--reader-thread-count=4", "--fuse-mountopts=nodev,nosuid", point,
     )  # fmt: skip
     client = Service(
@@ -87,8 +91,18 @@ def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
     return Mount(point=point, fstype="fuse.glusterfs", service=client)
 
 
-def settle(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
+def arrange(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
     """Nothing: GlusterFS places whole files."""
+    return ()
+
+
+def mounts_early(plan: Plan) -> bool:  # noqa: ARG001
+    """There is nothing to wait for."""
+    return True
+
+
+def usable(plan: Plan, keys: Keys) -> tuple[Question, ...]:  # noqa: ARG001
+    """None."""
     return ()
 
 
@@ -147,7 +161,7 @@ def client_volume(plan: Plan, keys: Keys) -> str:
         return _latest[2]
     bricks = [
         (f"brick-{index}-{target.index}", plan.address(node), plan.block + target.index)
-        for index, node in enumerate(plan.nodes)
+        for index, node in enumerate(plan.servers)
         for target in plan.targets
     ]
     text = "\n".join((

@@ -279,6 +279,18 @@ def test_a_change_is_seen_by_the_others_at_once(lan: Lan, instance: Plan) -> Non
         assert not second.call(os.path.exists, f"{path}.old")
 
 
+def test_what_was_read_before_is_not_shown_again_when_another_node_has_changed_it(
+    lan: Lan, instance: Plan
+) -> None:
+    path = f"{POINT}/state"
+    for number in range(
+        10
+    ):  # of the same size each time: the kernel itself drops pages of a file whose size changed
+        data = b"%04d" % number
+        lan.hosts[number % 3].call(write, path, data)
+        assert [host.call(read, path) for host in lan.hosts] == [data] * 3
+
+
 def open_for_long(path: str) -> None:
     globals()["_kept"] = open(path, "r+b", buffering=0)  # noqa: SIM115 - it stays open between calls
 
