@@ -5,8 +5,8 @@
     worker       one per node: copier processes that do what the coordinator hands out  (parent, may be root)
     journal      the record that makes a transfer resumable                             (parent, may be root)
     scan, copier the programs that touch files, each a fresh process of the user        (child)
-    tree, data, metadata, wire, causes                                                  (parts of the
-    children)
+    engine       ordinary entries by the thousand: `_native` (C), or `portable`         (parts of the children)
+    tree, data, metadata, proof, wire, causes
 
 The parents never open a path that comes from a user's tree, and the children never run as anyone else than
 the user. Nothing here knows of Slurm, of the rendezvous, or of how an instance lives.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 PREFIX = ".beeond-ctl."
 """How every temporary name begins."""
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
 
 
@@ -23,7 +25,11 @@ def piece_name(token: str, mark: int) -> str:
 
 
 def make_parents(path: str) -> None:
-    """Make the directory `path` and what is missing above it. Raises OSError."""
+    """Make the directory `path` and what is missing above it. Raises OSError.
+
+    Nobody's umask is known here. What is made lets everybody read, as with the usual one, but nobody do more than in
+    the directory that it is made in.
+    """
     path = path.rstrip("/") or "/"
     try:
         os.mkdir(path, 0o700)
@@ -34,12 +40,31 @@ def make_parents(path: str) -> None:
         if not os.path.isdir(path):
             raise
         return
-    with contextlib.suppress(OSError):  # a file system that cannot sync directories
-        fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        made = os.open(os.path.basename(path), _DIRECTORY, dir_fd=above)
         try:
-            os.fsync(fd)
+            inherited = os.fstat(made).st_mode & 0o7000
+            os.fchmod(made, inherited | 0o700 | os.fstat(above).st_mode & 0o055)
         finally:
-            os.close(fd)
+            os.close(made)
+        with contextlib.suppress(OSError):  # a file system that cannot sync directories
+            os.fsync(above)
+    finally:
+        os.close(above)
+
+
+def wanted_s() -> float:
+    """Seconds that this thread has run, or would have if there had been a processor for it.
+
+    What passes beyond that, it waits for something: a file system, or another thread.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            ran, delayed = file.read(100).split()[:2]
+        return (int(ran) + int(delayed)) / 1e9
+    except (OSError, ValueError):  # a kernel without scheduler statistics: as good as it can be told
+        return time.thread_time()
 
 
 def run(main: Callable[[], None]) -> None:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-import tempfile
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES
@@ -30,7 +28,7 @@ from beeond_ctl.staging.transfer import EXAMPLES, Fold, Identity, Job, Progress,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _QUEUE: Final = 256
 _QUEUE_PER_NODE: Final = 32
 _DEATHS: Final = 2
@@ -86,6 +84,19 @@ class _Tally:
     by_node: dict[str, int] = field(default_factory=dict)
 
 
+def header_of(job: Job) -> dict[str, Any]:
+    """What a journal's header says of `job`."""
+    return {
+        "version": _VERSION,
+        "source": job.source.hex(),
+        "destination": job.destination.hex(),
+        "flags": list(job.flags),
+        "hash": HASH,
+        "read_back": "metadata-only" not in job.flags,
+        "durable": job.durable,
+    }
+
+
 class Coordinator:
     """One transfer. Methods may be called by any thread and do not block."""
 
@@ -97,7 +108,7 @@ class Coordinator:
         self._nodes = set(nodes)
         self._queue: deque[_Work] = deque()
         self._later: dict[str, list[tuple[int, int, int]]] = {"links": [], "dirs": [], "locked": []}
-        self._spool = tempfile.TemporaryFile(dir=journal_dir)  # noqa: SIM115 (closed in `close`)
+        self._spool = _nameless(journal_dir)
         self._upcoming: Iterator[_Work] = iter(())
         self._outstanding: dict[int, _Work] = {}
         self._number = 0
@@ -133,7 +144,7 @@ class Coordinator:
                 self._clean = False
             elif kind == "root":
                 self._root_made = True
-        self._token = str(header.get("token") or secrets.token_hex(4))
+        self._token = str(header.get("token") or os.urandom(4).hex())
         usable = (
             header.get("version") == _VERSION
             and header.get("hash") == HASH
@@ -143,25 +154,9 @@ class Coordinator:
             and (header.get("durable") or header.get("boot") == boot)
         )
         if not usable:
+            header = {**header_of(self.job), "token": self._token, "boot": boot}
             self._journal.restart()
-            self._journal.append(
-                (
-                    "header",
-                    wire.dumps(
-                        {
-                            "version": _VERSION,
-                            "source": self.job.source.hex(),
-                            "destination": self.job.destination.hex(),
-                            "flags": list(self.job.flags),
-                            "hash": HASH,
-                            "read_back": read_back,
-                            "token": self._token,
-                            "durable": self.job.durable,
-                            "boot": boot,
-                        }
-                    ),
-                )
-            )
+            self._journal.append(("header", wire.dumps(header)))
         known = self._journal.length if usable else 0
         self._journal.append(("run", boot))
         self._journal.sync()
@@ -173,6 +168,10 @@ class Coordinator:
             "run": self._run,
             "durable": self.job.durable,
             "root_made": self._root_made,
+            "header": header_of(self.job),
+            "only": self.job.only.decode(errors="surrogateescape"),
+            "flushes": self.job.flushes.decode(errors="surrogateescape"),
+            "alone": self.job.alone,
         }
         reader = self._journal.read_fd() if known else -1
         config["journal"] = [reader, known] if known else None
@@ -229,6 +228,9 @@ class Coordinator:
                 self._refused = f"{show_path(path)}: {text if cause == 'other' else CAUSES.get(cause, text)}"
             elif kind == "batch":
                 self._add(_Work(0, "copy", (fields[3], fields[4]), int(fields[1]), fields[3]), int(fields[2]))
+            elif kind == "kept":
+                self._tally.entries_total += _count(int(fields[1]))
+                self._tally.skipped += int(fields[1])
             elif kind == "big":
                 self._tally.entries_total += 1
                 self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], 1)
@@ -240,6 +242,8 @@ class Coordinator:
             elif kind == "failed":
                 name, text = (str(item) for item in wire.loads(fields[3]))
                 self._failed(fields[1], fields[2], [f"{name}: {text}" if fields[1] == "other" else name], 1)
+            elif kind == "dirty":
+                self._clean = True
             elif kind == "end":
                 self._scan_ok = True
             else:
@@ -398,7 +402,8 @@ class Coordinator:
         if work.kind == "delete":
             tally.deleted = tally.deleted.add(answer.deleted[0], answer.deleted[1])
         records_: list[tuple[str, str]] = []
-        if answer.proofs:
+        # A further name of a file proves something only if all first names were proved, too.
+        if answer.proofs and not (work.kind == "link" and tally.failed):
             records_.append(("proof", answer.proofs))
         if work.big is not None:
             records_ += self._accept_big(work, work.big, answer)
@@ -613,6 +618,14 @@ class _Answer:
             self.again = (_count(count), _count(size), _line(payload))
         deleted, names = data.get("deleted", (0, []))
         self.deleted = (_count(deleted), [_text(name) for name in _list(names, 100)])
+
+
+def _nameless(directory: Path) -> IO[bytes]:
+    """A file that is gone when it is closed (as tempfile makes them, whose import takes longer than all this)."""
+    path = directory / f".spool-{os.urandom(8).hex()}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return os.fdopen(fd, "w+b")
 
 
 def _count(value: object) -> int:

@@ -1,33 +1,32 @@
-"""The copier: does what the coordinator hands out, as the user, and says what it has proved. A program of its
-own.
+"""The copier: does what the coordinator hands out, as the user, and says what it has proved. A program of its own.
 
-Reads lines of fields (see `wire`) from standard input and answers each but the first kind with one line of
-JSON:
+Reads lines of fields (see `wire`) from standard input and answers each but the first kind with one line of JSON:
 
-    setup SETUP                            the transfer (see `scan`); before anything else, and when it
-    changes copy   TAG DIRS PAYLOAD                entries of a batch: temporary name, data, metadata, sync,
-    read back, rename piece  TAG PAYLOAD INDEX               bytes INDEX*PIECE... of a big file, into a
-    temporary name all share place  TAG PAYLOAD DIGESTS             metadata and final name of a big file
-    whose pieces are all there drop   TAG PAYLOAD                     remove the temporary name of a big file
+    setup SETUP                            the transfer (see `scan`); before anything else, and when it changes
+    copy   TAG DIRS PAYLOAD                entries of a batch: temporary name, data, metadata, sync, read back, rename
+    piece  TAG PAYLOAD INDEX               bytes INDEX*PIECE... of a big file, into a temporary name all share
+    place  TAG PAYLOAD DIGESTS             metadata and final name of a big file whose pieces are all there
+    drop   TAG PAYLOAD                     remove the temporary name of a big file
     link   TAG DIRS PAYLOAD                further names of files that are there
     delete TAG DIRS                        remove what the source directories no longer have
     clean  TAG DIRS                        remove temporary names of this transfer
     finish TAG DIRS                        metadata of directories, and sync them
 
-TAG makes temporary names unique among all copiers of a transfer and all attempts at one batch. An answer
-counts every entry once: copied, skipped or failed. What it proves is opaque to the parent: `[[DIR, [[NAME,
-SIZE, MTIME_NS, CTIME_NS, INODE, CHECKSUM]...]]...]`, or for a piece `[TEMPORARY_NAME, INDEX, CHECKSUM]`.
+TAG makes temporary names unique among all copiers of a transfer and all attempts at one batch. An answer counts every
+entry once: copied, skipped or failed. What it proves is opaque to the parent: a text of proofs (see `proof`), or for a
+piece `[TEMPORARY_NAME, INDEX, CHECKSUM]`.
 
-When one file is ready for its name depends on where it goes (`_Sync`): where a single file can be synced only
-by itself, each is synced; on a local file system a batch is written, synced at once, and then read back and
-renamed.
+When one file is ready for its name depends on where it goes (`_Sync`): where a file can be synced only by itself, each
+is synced; on a local file system a batch is written, synced at once, and then read back and renamed.
+
+Ordinary small files are done by `engine`, many in one go. What it leaves, it leaves as if it had not been here, and the
+long way is taken (`_write`, `_place`): there every step that can fail has its message.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import stat
 import sys
@@ -37,13 +36,15 @@ import xxhash
 
 from beeond_ctl.staging import child, data, wire
 from beeond_ctl.staging.causes import StagingError, cause_of, text_of
+from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import copy_metadata, learn_gid, same_time
-from beeond_ctl.staging.scan import PIECE, PROVED, SYMLINK
+from beeond_ctl.staging.proof import fingerprint, pack, proof
+from beeond_ctl.staging.scan import PIECE
 from beeond_ctl.staging.tree import Dir, Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -54,6 +55,8 @@ _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MEMORY = {"tmpfs", "ramfs"}
 _MAX_THREADS = 32
 _PROBE = 16
+_PROBE_S, _SATURATED = 0.02, 0.8
+_FIRST, _FEW, _MANY = 2, 8, 64
 
 
 class _Sync:
@@ -106,7 +109,7 @@ class _Result:
         self.copied = self.skipped = self.bytes = 0
         self.failures: list[list[str]] = []
         self.notes: dict[str, list[str]] = {}
-        self.proofs: list[list[Any]] = []
+        self.proofs = bytearray()
         self.extra: dict[str, Any] = {}
 
     def fail(self, side: str, error: OSError | StagingError, path: str) -> None:
@@ -124,22 +127,37 @@ class _Result:
                 "bytes": self.bytes,
                 "failures": self.failures,
                 "notes": self.notes,
-                "proofs": wire.dumps(self.proofs) if self.proofs else "",
+                "proofs": pack(self.proofs),
                 **self.extra,
             }
         )
 
 
 class _Written:
-    """A temporary file that waits for its sync."""
+    """A file or link to copy, and then a temporary file that waits for its sync."""
 
-    __slots__ = ("digest", "entry", "info", "path", "source", "sparse", "target", "temp")
+    __slots__ = ("digest", "info", "is_link", "name", "path", "source", "sparse", "target", "temp")
 
-    def __init__(self, entry: list[Any], path: str, source: Dir, target: Dir, temp: str) -> None:
-        self.entry, self.path, self.source, self.target, self.temp = entry, path, source, target, temp
+    def __init__(self, name: str, path: str, source: Dir, target: Dir, temp: str, *, is_link: bool) -> None:
+        self.name, self.path, self.source, self.target, self.temp = name, path, source, target, temp
+        self.is_link = is_link
         self.info: os.stat_result
         self.digest = b""
         self.sparse = False
+
+
+class _Files:
+    """Files of one directory that `engine` is asked to copy at once."""
+
+    __slots__ = ("first", "names", "path", "source", "target", "written")
+
+    def __init__(self, names: list[str], path: str, source: Dir, target: Dir, first: int) -> None:
+        self.names, self.path, self.source, self.target, self.first = names, path, source, target, first
+        self.written = b""
+
+    def some(self, at: int, count: int) -> _Files:
+        """`count` of them from `at` on."""
+        return _Files(self.names[at : at + count], self.path, self.source, self.target, self.first + at)
 
 
 class Copier:
@@ -153,7 +171,7 @@ class Copier:
         self.resumed: bool = setup["run"] > 1
         self.update, self.read_back = "update" in flags, "metadata-only" not in flags
         self.source = Tree(setup["source"], make=False)
-        self.target = Tree(setup["destination"], make=True, fresh=setup["root_made"] and not self.resumed)
+        self.target = Tree(setup["destination"], make=True, fresh=setup["fresh"] and not self.resumed)
         seen = [os.fstat(tree.root.fd).st_ino for tree in (self.source, self.target)]
         if seen != setup["inodes"]:
             raise StagingError("other", "this node sees another directory under that name")
@@ -167,26 +185,34 @@ class Copier:
 
     def copy(self, tag: str, dirs: list[str], payload: list[Any], result: _Result) -> None:
         """Copy the entries of a batch."""
-        begun, used = time.monotonic(), time.process_time()
+        temp = f"{child.PREFIX}{self.token}.{tag}."
+        ordinary: list[_Files] = []
         items: list[_Written] = []
-        for index, entries in payload:
+        number = 0
+        opened = self._open_all(dirs)
+        for index, files, links in payload:
             path = dirs[index]
-            try:
-                target = self.target.open(path)
-                source = self.source.open(path)
-            except (OSError, StagingError) as error:
-                side = "destination" if not self._opens(self.target, path) else "source"
-                for entry in entries:
-                    result.fail(side, error, _join(path, entry[0]))
-                if not entries:
-                    result.fail(side, error, path or ".")
+            both = opened[path]
+            if isinstance(both, _FailedError):
+                for name in (*files, *links):
+                    result.fail(both.side, both.error, _join(path, name))
+                if not files and not links:
+                    result.fail(both.side, both.error, path or ".")
                     result.extra["uncounted"] = result.extra.get("uncounted", 0) + 1
                 continue
-            for entry in entries:
-                items.append(
-                    _Written(entry, path, source, target, f"{child.PREFIX}{self.token}.{tag}.{len(items)}")
-                )
-        proofs: dict[str, list[Any]] = {}
+            source, target = both
+            at_once = native and not target.default_acl and not self.rename
+            if at_once and files:
+                ordinary.append(_Files(files, path, source, target, number))
+            for which, names in enumerate((files, links)):
+                if which or not at_once:
+                    items += [
+                        _Written(name, path, source, target, f"{temp}{number + at}", is_link=bool(which))
+                        for at, name in enumerate(names)
+                    ]
+                number += len(names)
+        if ordinary:
+            items = self._copy_ordinary(temp, ordinary, result) + items
         if self.sync.how == _Sync.WHOLE:
             written = self._each(lambda item: self._write(item, result), items, result)
             if written:
@@ -195,15 +221,86 @@ class Copier:
                 except OSError as error:
                     for item in written:
                         self._unlink(item)
-                        result.fail("destination", error, _join(item.path, item.entry[0]))
+                        result.fail("destination", error, _join(item.path, item.name))
                     written = []
-            self._each(lambda item: self._place(item, result, proofs), written, result)
+            self._each(lambda item: self._place(item, result), written, result)
         else:
-            self._each(
-                lambda item: self._write(item, result) and self._place(item, result, proofs), items, result
+            self._each(lambda item: self._write(item, result) and self._place(item, result), items, result)
+
+    def _copy_ordinary(self, temp: str, groups: list[_Files], result: _Result) -> list[_Written]:
+        """Copy files by `engine`; returns those that it left."""
+        flags = engine.VERIFY if self.read_back else 0
+        flags |= engine.DROP_CACHE if self.sync.drop_cache else 0
+        flags |= engine.SYNC_EACH if self.sync.how == _Sync.EACH else 0
+        left: list[_Written] = []
+        waiting: list[_Files] = []
+
+        def parts() -> Iterator[_Files]:
+            done = 0
+            for files in groups:
+                at = 0
+                while at < len(files.names):
+                    count = _FEW if self.threads > 1 else _MANY if done >= _PROBE else _FIRST
+                    yield files.some(at, count)
+                    at += count
+                    done += count
+
+        def act(files: _Files, what: int) -> None:
+            target = files.target
+            proofs, size, others, different, written = engine.copy(
+                files.source.fd,
+                target.fd,
+                files.names,
+                os.fsencode(f"{files.path}/" if files.path else ""),
+                temp,
+                files.first,
+                -1 if target.gid is None else target.gid,
+                flags | what | (engine.MADE if target.made else 0),
+                files.written,
             )
-        result.proofs = [[path, entries] for path, entries in proofs.items()]
-        self._adapt(time.monotonic() - begun, time.process_time() - used, len(items))
+            if not what & engine.PLACE:
+                files.written = written
+                waiting.append(files)
+                return
+            result.proofs += proofs
+            result.bytes += size
+            result.copied += len(files.names) - len(others) - len(different)
+            for number in others:
+                name, number_name = files.names[number], f"{temp}{files.first + number}"
+                left.append(_Written(name, files.path, files.source, target, number_name, is_link=False))
+            for number in different:
+                result.fail("destination", StagingError("mismatch"), _join(files.path, files.names[number]))
+
+        if self.sync.how != _Sync.WHOLE:
+            self._spread(parts(), lambda files: act(files, engine.WRITE | engine.PLACE), _FIRST)
+            return left
+        self._spread(parts(), lambda files: act(files, engine.WRITE), _FIRST)
+        try:
+            self.sync.whole()
+        except OSError:  # whose data that was is not known: all are written again, and then it is reported
+            for files in waiting:
+                files.written = b""
+                for number in range(len(files.names)):
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{temp}{files.first + number}", dir_fd=files.target.fd)
+        self._spread(iter(waiting.copy()), lambda files: act(files, engine.PLACE), _FIRST)
+        return left
+
+    def _open_all(self, dirs: list[str]) -> dict[str, tuple[Dir, Dir] | _FailedError]:
+        """Both directories of each of `dirs`, the destination's made if need be, or why not."""
+        opened: dict[str, tuple[Dir, Dir] | _FailedError] = {}
+
+        def act(path: str) -> None:
+            side = "destination"
+            try:
+                target = self.target.open(path)
+                side = "source"
+                opened[path] = self.source.open(path), target
+            except (OSError, StagingError) as error:
+                opened[path] = _FailedError(side, error)
+
+        self._spread(iter(dirs), act, 1)
+        return opened
 
     @staticmethod
     def _opens(tree: Tree, path: str) -> bool:
@@ -213,12 +310,10 @@ class Copier:
             return False
         return True
 
-    def _adapt(self, wall_s: float, busy_s: float, count: int) -> None:
-        """As many threads as calls have to be in flight to keep one processor busy; one where calls do not
-        wait."""
-        if count > _PROBE:
-            waiting = wall_s * self.threads / max(busy_s, 0.001)
-            self.threads = 1 if waiting < 4 else min(_MAX_THREADS, int(waiting))
+    def _adapt(self, passed_s: float, wanted_s: float) -> None:
+        """As many threads as calls have to be in flight to keep one processor busy; one where calls do not wait."""
+        waiting = passed_s / max(wanted_s, 0.0005)
+        self.threads = 1 if waiting < 4 else min(_MAX_THREADS, int(waiting))
 
     def _each(
         self, act: Callable[[_Written], bool], items: list[_Written], result: _Result
@@ -232,36 +327,54 @@ class Copier:
                     done.append(item)
             except _FailedError as failure:
                 self._unlink(item)
-                result.fail(failure.side, failure.error, _join(item.path, item.entry[0]))
+                result.fail(failure.side, failure.error, _join(item.path, item.name))
 
-        queue = iter(items)
-        if self.threads == 1:
-            begun, used = time.monotonic(), time.process_time()
-            for item in itertools.islice(queue, _PROBE):
-                one(item)
-            self._adapt(time.monotonic() - begun, time.process_time() - used, len(items))
-        if self.threads == 1:
-            for item in queue:
-                one(item)
-            return done
+        self._spread(iter(items), one, 1)
+        return done
+
+    def _spread(self, tasks: Iterator[Any], act: Callable[[Any], None], weight: int) -> None:
+        """Run `act` for every task, of `weight` entries or more each, by as many threads as are worth it."""
+        begun, wanted, count, known = time.monotonic(), child.wanted_s(), 0, False
+        while self.threads == 1 and (task := next(tasks, None)) is not None:
+            act(task)
+            count += weight
+            if not known and (count >= _PROBE or time.monotonic() - begun > _PROBE_S):
+                known = True
+                self._adapt(time.monotonic() - begun, child.wanted_s() - wanted)
+        if self.threads > 1:
+            self._by_threads(tasks, act)
+
+    def _by_threads(self, tasks: Iterator[Any], act: Callable[[Any], None]) -> None:
+        """Run `act` for every task. Raises what it raises."""
         import threading
 
         lock = threading.Lock()
+        wanted: list[float] = []
+        errors: list[BaseException] = []
 
         def work() -> None:
-            while True:
-                with lock:
-                    item = next(queue, None)
-                if item is None:
-                    return
-                one(item)
+            before = child.wanted_s()
+            try:
+                while not errors:
+                    with lock:
+                        task = next(tasks, None)
+                    if task is None:
+                        break
+                    act(task)
+            except BaseException as error:  # noqa: BLE001 (raised again below)
+                errors.append(error)
+            wanted.append(child.wanted_s() - before)
 
-        threads = [threading.Thread(target=work) for _ in range(min(self.threads, len(items)))]
+        begun = time.monotonic()
+        threads = [threading.Thread(target=work) for _ in range(self.threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return done
+        if errors:
+            raise errors[0]
+        if sum(wanted) > _SATURATED * (time.monotonic() - begun):  # not calls are waited for, but a processor
+            self.threads = 1
 
     def _unlink(self, item: _Written) -> None:
         with contextlib.suppress(OSError):
@@ -271,12 +384,7 @@ class Copier:
 
     def _write(self, item: _Written, result: _Result) -> bool:
         """Write the temporary file. False when there is nothing to do. Raises _FailedError."""
-        entry = item.entry
-        kind = entry[1]
-        if (kind == PROVED or self.update or (kind == SYMLINK and self.resumed)) and self._kept(item):
-            result.skipped += 1
-            return False
-        if kind == SYMLINK:
+        if item.is_link:
             self._symlink(item, result)
             return False
         for _ in range(_TRIES):
@@ -285,32 +393,12 @@ class Copier:
             self._unlink(item)
         raise _FailedError("source", StagingError("changed"))
 
-    def _kept(self, item: _Written) -> bool:
-        """Whether the destination has the entry as the scanner saw it at the source."""
-        name, kind, size, mtime, _, _, mode = item.entry
-        if item.target.made:
-            return False
-        try:
-            info = os.stat(self.rename.get(name, name), dir_fd=item.target.fd, follow_symlinks=False)
-            if kind == SYMLINK:
-                return stat.S_ISLNK(info.st_mode) and os.readlink(name, dir_fd=item.target.fd) == os.readlink(
-                    name, dir_fd=item.source.fd
-                )
-        except OSError:
-            return False
-        return (
-            info.st_size == size
-            and same_time(mtime, info.st_mtime_ns)
-            and stat.S_ISREG(info.st_mode)
-            and (kind == PROVED or info.st_mode == mode)
-        )
-
     def _write_once(self, item: _Written, result: _Result) -> bool:
         """One attempt; False when the source changed meanwhile."""
         side = "source"
         source = target = -1
         try:
-            source = os.open(item.entry[0], _READ, dir_fd=item.source.fd)
+            source = os.open(item.name, _READ, dir_fd=item.source.fd)
             item.info = info = os.fstat(source)
             if not stat.S_ISREG(info.st_mode):
                 raise StagingError("changed", "no longer a file")  # noqa: TRY301
@@ -334,7 +422,7 @@ class Copier:
             for note in copy_metadata(
                 source, target, info, learn_gid(item.target, target), inherits_acl=item.target.default_acl
             ):
-                result.note(note, _join(item.path, item.entry[0]))
+                result.note(note, _join(item.path, item.name))
             side = "source"
             if not _same(info, os.fstat(source)):
                 return False
@@ -371,7 +459,7 @@ class Copier:
         else:
             data.clone_range(source, target, 0, size, sparse=item.sparse)
 
-    def _place(self, item: _Written, result: _Result, proofs: dict[str, list[Any]]) -> bool:
+    def _place(self, item: _Written, result: _Result) -> bool:
         """Prove the temporary file and give it its name. Raises _FailedError."""
         info, directory = item.info, item.target.fd
         try:
@@ -379,7 +467,7 @@ class Copier:
                 self._prove(item)
             else:
                 _compare(info, os.stat(item.temp, dir_fd=directory, follow_symlinks=False))
-            name = self.rename.get(item.entry[0], item.entry[0])
+            name = self.rename.get(item.name, item.name)
             if not item.target.made:
                 self._keep_newer(directory, name, info, _join(item.path, name), result)
             os.rename(item.temp, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -387,24 +475,18 @@ class Copier:
             raise _FailedError("destination", error) from None
         result.copied += 1
         result.bytes += info.st_size
-        proof = [
-            item.entry[0],
-            info.st_size,
-            info.st_mtime_ns,
-            info.st_ctime_ns,
-            info.st_ino,
-            item.digest.hex(),
-        ]
-        try:
-            proofs[item.path].append(proof)
-        except KeyError:
-            proofs.setdefault(item.path, []).append(proof)
+        path = _join(item.path, item.name)
+        mark = fingerprint(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        result.proofs += proof(mark, item.digest if self.read_back else b"")
         return True
 
     def _prove(self, item: _Written) -> None:
         """Read back what was written and compare. Raises OSError, StagingError."""
         info = item.info
-        fd = os.open(item.temp, _READ, dir_fd=item.target.fd)
+        try:
+            fd = os.open(item.temp, _READ, dir_fd=item.target.fd)
+        except PermissionError:
+            fd = _open_unreadable(item.target.fd, item.temp)
         try:
             if self.sync.drop_cache:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -440,7 +522,7 @@ class Copier:
 
     def _symlink(self, item: _Written, result: _Result) -> None:
         """Copy a symbolic link: its text, and its times. Raises _FailedError."""
-        side, name, directory = "source", item.entry[0], item.target.fd
+        side, name, directory = "source", item.name, item.target.fd
         try:
             text = os.readlink(name, dir_fd=item.source.fd)
             info = os.stat(name, dir_fd=item.source.fd, follow_symlinks=False)
@@ -475,7 +557,7 @@ class Copier:
         """Copy and prove one piece of a big file."""
         path, entry, temp = payload["dir"], payload["entry"], payload["temp"]
         start = index * PIECE
-        end = min(start + PIECE, entry[2])
+        end = min(start + PIECE, entry[1])
         side = "source"
         source = target = -1
         try:
@@ -489,7 +571,7 @@ class Copier:
                 return
             sparse = info.st_blocks * 512 < info.st_size
             side = "destination"
-            target = self._shared_temp(temp, target_dir, entry[2])
+            target = self._shared_temp(temp, target_dir, entry[1])
             if self.read_back:
                 digest: bytes | None = data.copy_range(source, target, start, end, sparse=sparse)
             else:
@@ -541,18 +623,8 @@ class Copier:
         if not stat.S_ISREG(info.st_mode):
             result.fail("source", StagingError("changed"), _join(payload["dir"], entry[0]))
             return
-        from beeond_ctl.staging.scan import fingerprint
-
-        fresh = [
-            entry[0],
-            entry[1],
-            info.st_size,
-            info.st_mtime_ns,
-            info.st_ctime_ns,
-            info.st_ino,
-            info.st_mode,
-        ]
-        mark = fingerprint(_join(payload["dir"], entry[0]), *fresh[2:6])
+        fresh = [entry[0], info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+        mark = fingerprint(_join(payload["dir"], entry[0]), *fresh[1:])
         again = {**payload, "entry": fresh, "temp": child.piece_name(self.token, mark), "have": {}}
         result.extra["again"] = [max(1, -(-info.st_size // PIECE)), info.st_size, wire.dumps(again)]
 
@@ -574,17 +646,17 @@ class Copier:
                 target = os.open(temp, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
             except FileNotFoundError:
                 there = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-                if there.st_size != entry[2] or not same_time(entry[3], there.st_mtime_ns):
+                if there.st_size != entry[1] or not same_time(entry[2], there.st_mtime_ns):
                     raise
                 # a node that was given up meanwhile has done it: nothing but a proved file gets this far
             else:
-                if os.fstat(target).st_size != entry[2]:
+                if os.fstat(target).st_size != entry[1]:
                     raise StagingError("mismatch")
                 for note in copy_metadata(source, target, info, None, inherits_acl=directory.default_acl):
                     result.note(note, _join(path, entry[0]))
                 if self.sync.how != _Sync.NONE:
                     os.fsync(target)
-                if not same_time(entry[3], os.fstat(target).st_mtime_ns):
+                if not same_time(entry[2], os.fstat(target).st_mtime_ns):
                     raise StagingError("mismatch")
                 if not directory.made:
                     self._keep_newer(directory.fd, name, info, _join(path, name), result)
@@ -597,8 +669,9 @@ class Copier:
                 if fd >= 0:
                     os.close(fd)
         result.copied = 1
-        joined = xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(digest) for digest in digests))
-        result.proofs = [[path, [[entry[0], *entry[2:6], joined if self.read_back else ""]]]]
+        joined = xxhash.xxh3_128_digest(b"".join(bytes.fromhex(digest) for digest in digests))
+        mark = fingerprint(_join(path, entry[0]), *entry[1:])
+        result.proofs += proof(mark, joined if self.read_back else b"")
 
     def drop(self, payload: dict[str, Any]) -> None:
         """Remove the temporary name of a big file that was given up."""
@@ -610,28 +683,21 @@ class Copier:
     def link(self, tag: str, dirs: list[str], payload: list[Any], result: _Result) -> None:
         """Give files that are there their further names."""
         number = 0
-        for index, entries in payload:
+        for index, entries, _ in payload:
             path = dirs[index]
-            for name, (first_path, first_name, size, mtime) in entries:
+            for name, (first_path, entry) in entries:
                 number += 1
                 temp = f"{child.PREFIX}{self.token}.{tag}.{number}"
                 try:
                     first_dir, directory = self.target.open(first_path).fd, self.target.open(path)
-                    self._link(first_dir, first_name, directory, name, temp, size, mtime, result)
+                    self._link(first_dir, entry, directory, name, temp, result)
+                    # Whichever of its names comes first in the next run: the file is proved.
+                    result.proofs += proof(fingerprint(_join(path, name), *entry[1:]), b"")
                 except _LinkRefusedError:
                     source = self.source.open(path)
                     info = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
-                    kind = SYMLINK if stat.S_ISLNK(info.st_mode) else 0
-                    entry = [
-                        name,
-                        kind,
-                        info.st_size,
-                        info.st_mtime_ns,
-                        info.st_ctime_ns,
-                        info.st_ino,
-                        info.st_mode,
-                    ]
-                    payload_of_one = [[0, [entry]]]
+                    is_link = stat.S_ISLNK(info.st_mode)
+                    payload_of_one = [[0, [], [name]] if is_link else [0, [name], []]]
                     result.note("links", _join(path, name))
                     self.copy(f"{tag}l{number}", [path], payload_of_one, result)
                 except (OSError, StagingError) as error:
@@ -640,14 +706,13 @@ class Copier:
     @staticmethod
     def _link(
         first_dir: int,
-        first: str,
+        entry: list[Any],
         directory: Dir,
         name: str,
         temp: str,
-        size: int,
-        mtime: int,
         result: _Result,
     ) -> None:
+        first, size, mtime, _, _ = entry
         try:
             there = os.stat(first, dir_fd=first_dir, follow_symlinks=False)
         except FileNotFoundError:
@@ -715,7 +780,7 @@ class Copier:
 
     def clean(self, dirs: list[str], result: _Result) -> None:
         """Remove what runs of this transfer that were killed have left."""
-        prefix = f"{child.PREFIX}{self.token}."
+        prefix = tuple(f"{child.PREFIX}{token}." for token in (self.token, *self.setup["tokens"]))
         for path in dirs:
             try:
                 directory = self.target.open(path).fd if path in ("", ".") or self._there(path) else None
@@ -735,20 +800,26 @@ class Copier:
 
     def finish(self, dirs: list[str], result: _Result) -> None:
         """Give directories the metadata of their sources, children first, and sync them."""
-        for path in reversed(dirs):
-            side = "source"
+        opened = self._open_all(dirs)  # before any of them gets a mode that lets nobody pass
+
+        def act(path: str) -> None:
+            both = opened[path]
             try:
-                source = self.source.open(path).fd
-                side = "destination"
-                target = self.target.open(path)
+                if isinstance(both, _FailedError):
+                    raise both
+                source, target = both
                 if (path or self.setup["root_made"]) and not self.setup["single"]:
-                    self._finish_one(source, target, path, result)
+                    self._finish_one(source.fd, target, path, result)
                 if self.sync.how == _Sync.EACH:
                     with contextlib.suppress(OSError):  # a file system that cannot sync directories (EINVAL)
                         os.fsync(target.fd)
                 result.skipped += 1
             except (OSError, StagingError) as error:
-                result.fail(side, error, path or ".")
+                result.fail("destination", error, path or ".")
+            except _FailedError as failure:
+                result.fail(failure.side, failure.error, path or ".")
+
+        self._spread(iter(reversed(dirs)), act, 1)
         if self.sync.how == _Sync.WHOLE:
             try:
                 self.sync.whole()
@@ -801,8 +872,25 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
 def _as_scanned(info: os.stat_result, entry: list[Any]) -> bool:
     return (
         stat.S_ISREG(info.st_mode)
-        and [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino] == entry[2:6]
+        and [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino] == entry[1:]
     )
+
+
+def _open_unreadable(directory: int, name: str) -> int:
+    """Open a file of ours for reading whose mode keeps its owner, but not others, from that."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & stat.S_IRUSR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        mode = stat.S_IMODE(info.st_mode)
+        os.chmod(f"/proc/self/fd/{fd}", mode | stat.S_IRUSR)
+        try:
+            return os.open(name, _READ, dir_fd=directory)
+        finally:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
 
 
 def _unlock_below(directory: int, name: str) -> None:

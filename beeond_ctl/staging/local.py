@@ -1,4 +1,4 @@
-"""A whole transfer on this machine: coordinator and copiers in one process tree."""
+"""A whole transfer by one process: the coordinator, this machine's copiers, and others that help, if there are any."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from beeond_ctl.staging.spread import Others
     from beeond_ctl.staging.transfer import Identity, Job, Progress, Summary
 
 _NODE = "localhost"
+_LOOK_S = 0.25
 
 
 def copy_local(
@@ -26,22 +28,27 @@ def copy_local(
     progress_every_s: float = 0.5,
     workers: int | None = None,
     stall_timeout_s: float = 600.0,
+    others: Others | None = None,
+    news: Callable[[str], None] | None = None,
 ) -> Summary:
     """Copy `job` as `user` (None: as we are) and say what came of it.
+
+    `others` are further machines that copy; `news` gets a line for each of them that is lost or did not come.
 
     Stops when nothing was finished for `stall_timeout_s`. An exception that `progress` raises, and
     KeyboardInterrupt, stop the copiers and pass; the transfer can be resumed. Raises OSError when the journal
     cannot be written or no process started.
     """
-    coordinator = Coordinator(job, user, journal_dir, [_NODE])
+    node = others.here if others else _NODE
+    coordinator = Coordinator(job, user, journal_dir, [node, *(others.nodes if others else ())])
     stop = threading.Event()
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
             serve(
-                lambda: coordinator.take(_NODE),
-                lambda result: coordinator.report(_NODE, result),
+                lambda: coordinator.take(node),
+                lambda result: coordinator.report(node, result),
                 user,
                 stop,
                 processes=workers,
@@ -54,7 +61,9 @@ def copy_local(
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(progress_every_s)
+            thread.join(min(progress_every_s, _LOOK_S) if others else progress_every_s)
+            for line in others.look(coordinator) if others else ():
+                (news or _ignore)(line)
             now = coordinator.progress()
             if progress is not None:
                 progress(now)
@@ -67,7 +76,13 @@ def copy_local(
         raise
     finally:
         thread.join()
+        if others is not None:
+            others.close()
         coordinator.close()
     if errors:
         raise errors[0]
     return coordinator.summary()
+
+
+def _ignore(_: object) -> None:
+    return None

@@ -1,23 +1,25 @@
 """The scanner: walks the source as the user and says what there is to do. A program of its own.
 
-Reads one line of JSON (`_Config`) from standard input and writes lines of fields (see `wire`) to standard
-output:
+Reads one line of JSON from standard input and writes lines of fields (see `wire`) to standard output:
 
     making                                the root of the destination is to be made; waits for a line `go`
     ready   SETUP                         what every copier needs to know
     missing TEXT                          there is no source; nothing follows
     refused TEXT                          the transfer makes no sense; nothing follows
-    batch   ENTRIES BYTES DIRS PAYLOAD    entries to copy, or to skip if the destination still has them
+    batch   ENTRIES BYTES DIRS PAYLOAD    files and links to copy
+    kept    ENTRIES                       the destination has these already: proved by an earlier run, or `update`
     big     RANGES  BYTES DIRS PAYLOAD    one file to copy in pieces
     links   ENTRIES 0     DIRS PAYLOAD    names of files that have another name in an earlier batch
     dirs    ENTRIES 0     DIRS -          directories to finish, in any order
-    locked  ENTRIES 0     DIRS -          directories that let nobody pass when finished: children after
-    parents special 1 0 JSON                      neither file, directory nor link: named, not copied
-    failed  CAUSE SIDE JSON               an entry that cannot be read
+    locked  ENTRIES 0     DIRS -          directories that let nobody pass when finished: children after parents
+    special 1       0     JSON            neither file, directory nor link: named, not copied
+    failed  CAUSE   SIDE  JSON            an entry that cannot be read
+    dirty                                 temporary names of others, named in SETUP, may be at the destination
     end
 
-PAYLOAD of a batch: `[[INDEX_IN_DIRS, [ENTRY...]]...]`, ENTRY: `[NAME, KIND, SIZE, MTIME, CTIME, INODE,
-MODE]`.
+PAYLOAD of a batch: `[[INDEX_IN_DIRS, [FILE...], [SYMBOLIC_LINK...]]...]`, names only; of links: `[[INDEX_IN_DIRS,
+[[NAME, FIRST]...], []]...]`, FIRST: `[DIR, ENTRY]`; of a big file: `{"dir": DIR, "entry": ENTRY, "temp":
+TEMPORARY_NAME, "have": {INDEX: CHECKSUM}}`, ENTRY: `[NAME, SIZE, MTIME, CTIME, INODE]`.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ import sys
 import threading
 import time
 from array import array
-from bisect import bisect_left
 
 from beeond_ctl.staging import child, wire
 from beeond_ctl.staging.causes import StagingError, cause_of, text_of
-from beeond_ctl.staging.tree import Tree
+from beeond_ctl.staging.engine import engine, native
+from beeond_ctl.staging.metadata import same_time
+from beeond_ctl.staging.proof import fingerprint
+from beeond_ctl.staging.proof import marks as marks_in
+from beeond_ctl.staging.tree import Dir, Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,20 +45,24 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
     from typing import Any
 
-FILE, PROVED, SYMLINK = range(3)
-"""Kinds of entries: copy; skip if the destination has it as it was proved; symbolic link."""
+    from beeond_ctl.staging.flushed import Flushed
 
 PIECE = 64 << 20
 """Bytes of a big file that one copier does at a time."""
 
-_STATS = 1024
-"""Entries of a directory whose status is asked for, and held, at a time."""
+_SOME, _MANY, _FEW = 16, 1024, 16
+"""Entries looked at in one go: until it is known whether calls wait; where they do not; by each thread where they
+do."""
 
 _KEEP = 32
 """Directories that a thread keeps open."""
 
-_SLOW_S, _ENOUGH, _THREADS = 0.0003, 64, 32
-"""When calls wait longer than this on average of so many, others are worth having in flight; and how many."""
+_SLOW_S, _CERTAIN_S, _THREADS = 0.0003, 0.02, 32
+"""When a call waits longer than this on average, others are worth having in flight; what calls have to have waited in
+all, so that it is no accident; and how many."""
+
+_WALKERS = min(4, len(os.sched_getaffinity(0))) if native else 1
+"""Threads that walk where calls do not wait."""
 
 _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_DIRS = 256, 8 << 20, 128
 
@@ -61,25 +70,34 @@ _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_DIRS = 256, 8 << 20, 128
 class _Batch:
     """Entries on their way out, grouped by directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.dirs: list[str] = []
         self.groups: list[list[Any]] = []
         self.count = self.bytes = 0
 
     def group(self, path: str) -> list[Any]:
+        """The group of the directory `path`: its index, and lists to fill."""
         if not self.dirs or self.dirs[-1] != path:
-            self.groups.append([len(self.dirs), []])
+            self.groups.append([len(self.dirs), [], []])
             self.dirs.append(path)
-        entries: list[Any] = self.groups[-1][1]
-        return entries
+        return self.groups[-1]
 
-    def full(self) -> bool:
-        return self.count >= _BATCH_ENTRIES or self.bytes >= _BATCH_BYTES or len(self.dirs) >= _BATCH_DIRS
+    def add(self, path: str, entry: object, size: int, which: int = 1) -> None:
+        """Put `entry` into a list of its directory's group, and send what is full."""
+        self.group(path)[which].append(entry)
+        self.count += 1
+        self.bytes += size
+        self.send_full()
 
-    def send(self, kind: str) -> None:
+    def send_full(self) -> None:
+        if self.count >= _BATCH_ENTRIES or self.bytes >= _BATCH_BYTES or len(self.dirs) >= _BATCH_DIRS:
+            self.send()
+
+    def send(self) -> None:
         if self.dirs:
-            _say(kind, str(self.count), str(self.bytes), wire.dumps(self.dirs), wire.dumps(self.groups))
-        self.__init__()  # type: ignore[misc]
+            _say(self.kind, str(self.count), str(self.bytes), wire.dumps(self.dirs), wire.dumps(self.groups))
+        self.__init__(self.kind)  # type: ignore[misc]
 
 
 class _Paths:
@@ -104,40 +122,27 @@ def _say(*fields: str) -> None:
     wire.send(sys.stdout.buffer, *fields)
 
 
-def fingerprint(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> int:
-    """64 bits that stand for one state of one file; the destination is looked at as well before they
-    count."""
-    import xxhash
-
-    text = f"{size} {mtime_ns} {ctime_ns} {inode} {path}"
-    return xxhash.xxh3_64_intdigest(text.encode(errors="surrogateescape"))
-
-
 class Proofs:
-    """What earlier runs have proved: 8 bytes a file, so that ten million fit anywhere."""
+    """What earlier runs have proved: a few bytes a file, so that ten million fit anywhere."""
 
-    def __init__(self, known: list[int], pieces: dict[str, dict[int, str]]) -> None:
+    def __init__(self, known: array[int], pieces: dict[str, dict[int, str]]) -> None:
         """Fingerprints of proved files, and of big files' pieces the checksums, by temporary name."""
-        self._known = array("Q", sorted(known))
+        self.marks = engine.marks(known)
         self.pieces = pieces
 
     def has(self, mark: int) -> bool:
         """Whether the file with this fingerprint is proved."""
-        at = bisect_left(self._known, mark)
-        return at < len(self._known) and self._known[at] == mark
+        return engine.has(self.marks, mark)
 
 
-def read_proofs(records: Iterator[tuple[str, str]]) -> Proofs:
-    """The proofs in a journal's records (see `copier` for what they hold). A malformed one is no proof."""
-    known: list[int] = []
+def read_proofs(records: Iterator[tuple[str, str]], more: array[int]) -> Proofs:
+    """The proofs in a journal's records (see `copier` for what they hold), and `more`. A malformed one is no proof."""
+    known = array("Q", more)
     pieces: dict[str, dict[int, str]] = {}
     for kind, text in records:
         try:
             if kind == "proof":
-                for directory, entries in wire.loads(text):
-                    for name, size, mtime, ctime, inode, _ in entries:
-                        path = f"{directory}/{name}" if directory else name
-                        known.append(fingerprint(path, size, mtime, ctime, inode))
+                known += marks_in(text)
             elif kind == "piece":
                 temp, index, digest = wire.loads(text)
                 pieces.setdefault(str(temp), {})[int(index)] = str(digest)
@@ -146,37 +151,114 @@ def read_proofs(records: Iterator[tuple[str, str]]) -> Proofs:
     return Proofs(known, pieces)
 
 
+def _flushed(config: dict[str, Any]) -> Flushed:
+    """What flushes have done of this transfer."""
+    from beeond_ctl.staging.flushed import STALE_S, Flushed, is_remote, known
+
+    if not config["flushes"]:
+        return Flushed(array("Q"), [])
+    begun = time.monotonic()
+    found = known(config["flushes"], config["header"])
+    if found.marks and is_remote(config["source"]):
+        # What was flushed, and then written on another node, must not look here as it did before.
+        time.sleep(max(0.0, STALE_S - (time.monotonic() - begun)))
+    if not config["alone"]:
+        found.tokens.clear()  # they may still run
+    return found
+
+
+class _Trees:
+    """Source and destination as one thread has them open."""
+
+    def __init__(self, source: str, destination: str) -> None:
+        self.source, self.target = Tree(source, make=False), Tree(destination, make=False)
+
+    def there(self, path: str) -> Dir | None:
+        """The directory at the destination, if it can be looked into."""
+        try:
+            return self.target.open(path)
+        except (OSError, StagingError):
+            return None
+
+
+class _Seen:
+    """What came of looking at some names of a directory."""
+
+    __slots__ = ("files", "kept", "rest", "sizes")
+
+    def __init__(self, kept: int, files: list[str], sizes: list[int]) -> None:
+        self.kept, self.files, self.sizes = kept, files, sizes
+        self.rest: list[tuple[str, os.stat_result | OSError, bool]] = []
+
+
 class _Scan:
     """One walk."""
 
     def __init__(self, config: dict[str, Any], proofs: Proofs | None) -> None:
         self.token: str = config["token"]
-        self.run: int = config["run"]
         self.proofs = proofs
-        self.first_links: dict[tuple[int, int], list[Any]] = {}
-        self.batch, self.links = _Batch(), _Batch()
+        self.update = "update" in config["flags"]
+        self.again = self.update or config["run"] > 1 or proofs is not None
+        self.only = str(config["only"])
+        self.hidden = os.path.relpath(config["flushes"], config["source"]) if config["flushes"] else ""
+        self.first_links: dict[int | tuple[int, int], bytes] = {}
+        self.link_dirs: list[str] = []
+        self.device: int | None = None
+        self.batch, self.links = _Batch("batch"), _Batch("links")
         self.dirs, self.locked = _Paths("dirs"), _Paths("locked")
         self.source, self.destination = str(config["source"]), str(config["destination"])
+        self.rename: dict[str, str] = {}
         self.lock = threading.Condition()
         self.pending: list[str] = []
-        self.busy = self.asked = 0
+        self.busy = self.asked = self.kept = 0
         self.waited_s = 0.0
+        self.known_waits = False
         self.threads: list[threading.Thread] = []
         self.pool: ThreadPoolExecutor | None = None
         self.error: BaseException | None = None
 
-    def walk(self, tree: Tree) -> None:
-        """Everything below the root of `tree`, by one thread, or by many once calls turn out to wait."""
-        self.pending, self.busy = [""], 0
-        self._walk_some(tree)
+    def walk(self) -> None:
+        """Everything below the source, by a few threads, or by many once calls turn out to wait."""
+        self._begin()
+        self._walk_some()
         for thread in self.threads:
             thread.join()
         if self.error is not None:
             raise self.error
         self.finish()
 
-    def _walk_some(self, tree: Tree) -> None:
+    def _begin(self) -> None:
+        """Put down where the walk begins; what is above of it only gets its metadata."""
+        self.pending, self.busy = [""], 0
+        if not self.only:
+            return
+        trees = _Trees(self.source, self.destination)
+        parts = self.only.split("/")
+        above, name = ["/".join(parts[:count]) for count in range(len(parts))], parts[-1]
+        try:
+            for path in above:
+                mode = os.fstat(trees.source.open(path).fd).st_mode
+                (self.dirs if mode & 0o700 == 0o700 else self.locked).add(path)
+            parent = trees.source.open(above[-1])
+            if stat.S_ISDIR(os.stat(name, dir_fd=parent.fd, follow_symlinks=False).st_mode):
+                self.pending = [self.only]
+                return
+        except (OSError, StagingError) as error:
+            _fail(error, "source", self.only)
+        else:
+            prefix = f"{above[-1]}/" if above[-1] else ""
+            target = trees.there(above[-1]) if self.again else None
+            for part in self._look_at(parent, target, prefix, os.fsencode(name) + b"\0"):
+                self._take_in(above[-1], prefix, part)
+        self.pending = []
+
+    def _walk_some(self) -> None:
         """Take directories until none is left or to come."""
+        try:
+            trees = _Trees(self.source, self.destination)
+        except OSError as error:
+            self.error = error
+            return
         while True:
             with self.lock:
                 self.lock.wait_for(lambda: bool(self.pending) or not self.busy or self.error is not None)
@@ -185,118 +267,197 @@ class _Scan:
                 path = self.pending.pop()
                 self.busy += 1
             try:
-                self._visit(tree, path)
+                self._visit(trees, path)
             except BaseException as error:  # noqa: BLE001 (raised again by `walk`)
                 self.error = error
             with self.lock:
                 self.busy -= 1
+                if len(self.pending) > 1 and len(self.threads) + 1 < _WALKERS:
+                    self._more_threads(1)
                 self.lock.notify_all()
 
-    def _visit(self, tree: Tree, path: str) -> None:
+    def _more_threads(self, count: int) -> None:
+        for _ in range(count):
+            self.threads.append(threading.Thread(target=self._walk_some, daemon=True))
+            self.threads[-1].start()
+
+    def _visit(self, trees: _Trees, path: str) -> None:
         try:
-            directory = tree.open(path)
-            mode = os.fstat(directory.fd).st_mode
-            with os.scandir(directory.fd) as entries:
-                listed = sorted(entries, key=_name)
+            source = trees.source.open(path)
+            mode = os.fstat(source.fd).st_mode
+            listing = engine.opendir(source.fd)
         except (OSError, StagingError) as error:
             with self.lock:
                 _fail(error, "source", path or ".")
             return
         prefix = f"{path}/" if path else ""
-        below = [prefix + entry.name for entry in listed if entry.is_dir(follow_symlinks=False)]
-        if below:
-            listed = [entry for entry in listed if not entry.is_dir(follow_symlinks=False)]
+        target = trees.there(path) if self.again else None
         with self.lock:
-            self.batch.group(path)
+            if target is None:  # what is not there yet has to be made, if only as an empty directory
+                self.batch.group(path)
             (self.dirs if mode & 0o700 == 0o700 else self.locked).add(path)
-            self.pending += reversed(below)
-        start = 0
-        while start < len(listed):
-            part = listed[start : start + (_ENOUGH if self.pool is None else _STATS)]
-            start += len(part)
-            infos = self._stats(part)
+        last = False
+        while not last:
+            try:
+                names, below, last = engine.readdir(listing, _MANY if self.known_waits else _SOME)
+            except OSError as error:
+                with self.lock:
+                    _fail(error, "source", path or ".")
+                break
+            seen = self._look_at(source, target, prefix, names)
             with self.lock:
-                for entry, info in zip(part, infos, strict=True):
-                    if isinstance(info, os.stat_result):
-                        self.entry(path, prefix, entry.name, info)
-                    elif not isinstance(info, FileNotFoundError):  # else it went: as if we had come later
-                        _fail(info, "source", prefix + entry.name)
+                self.pending += [prefix + name for name in below if prefix + name != self.hidden]
+                if below:
+                    self.lock.notify_all()
+                for part in seen:
+                    self._take_in(path, prefix, part)
         with self.lock:
-            if self.batch.full():
-                self.batch.send("batch")
-        tree.trim(_KEEP)
+            self.batch.send_full()
+            if self.kept >= _MANY:
+                self._say_kept()
+        trees.source.trim(_KEEP)
+        trees.target.trim(_KEEP)
 
-    def _stats(self, entries: list[os.DirEntry[str]]) -> list[os.stat_result | OSError]:
-        """The status of each, or why there is none."""
-        if self.pool is not None and len(entries) > 1:
-            return list(self.pool.map(_stat, entries))
-        begun, used = time.monotonic(), time.process_time()
-        infos = [_stat(entry) for entry in entries]
-        if self.pool is None:
-            self.waited_s += time.monotonic() - begun - (time.process_time() - used)
-            self.asked += len(entries)
-            if self.asked >= _ENOUGH:
-                if self.waited_s / self.asked > _SLOW_S:
-                    self._widen()
+    def _look_at(self, source: Dir, target: Dir | None, prefix: str, names: bytes) -> list[_Seen]:
+        """Look at `names`, with as many calls in flight as are worth it."""
+        if not names:
+            return []
+        if self.pool is not None:
+            each = names.split(b"\0")[:-1]
+            parts = [b"\0".join(each[at : at + _FEW]) + b"\0" for at in range(0, len(each), _FEW)]
+            return list(self.pool.map(lambda part: self._look(source, target, prefix, part), parts))
+        begun, wanted = time.monotonic(), child.wanted_s()
+        seen = self._look(source, target, prefix, names)
+        waited_s = time.monotonic() - begun - (child.wanted_s() - wanted)
+        with self.lock:
+            self.waited_s += waited_s
+            self.asked += names.count(0)
+            self.known_waits = self.known_waits or self.asked >= _SOME // 2
+            if self.pool is None and self.waited_s > max(_CERTAIN_S, self.asked * _SLOW_S):
+                self._widen()
+            if self.asked >= _MANY:
                 self.waited_s, self.asked = 0.0, 0
-        return infos
+        return [seen]
+
+    def _look(self, source: Dir, target: Dir | None, prefix: str, names: bytes) -> _Seen:
+        kept, files, sizes, others = engine.examine(
+            source.fd,
+            target.fd if target else -1,
+            names,
+            os.fsencode(prefix),
+            self.proofs.marks if self.proofs else None,
+            self.update,
+        )
+        seen = _Seen(kept, files, sizes)
+        for name in others:
+            try:
+                info = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
+            except FileNotFoundError:  # it went: as if we had come later
+                continue
+            except OSError as error:
+                seen.rest.append((name, error, False))
+            else:
+                there = target is not None and self.has(name, info, source, target, prefix)
+                seen.rest.append((name, info, there))
+        return seen
+
+    def has(self, name: str, info: os.stat_result, source: Dir, target: Dir, prefix: str) -> bool:
+        """Whether the destination has the entry already, and that counts."""
+        kept = self.rename.get(name, name)
+        try:
+            if stat.S_ISLNK(info.st_mode):
+                text = os.readlink(kept, dir_fd=target.fd)
+                return text == os.readlink(name, dir_fd=source.fd)
+            if not stat.S_ISREG(info.st_mode):
+                return False
+            proved = self._proved(prefix + name, info)
+            if not proved and not self.update:
+                return False
+            there = os.stat(kept, dir_fd=target.fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return (
+            stat.S_ISREG(there.st_mode)
+            and there.st_size == info.st_size
+            and same_time(info.st_mtime_ns, there.st_mtime_ns)
+            and (proved or there.st_mode == info.st_mode)
+        )
+
+    def _proved(self, path: str, info: os.stat_result) -> bool:
+        return self.proofs is not None and self.proofs.has(
+            fingerprint(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        )
 
     def _widen(self) -> None:
         """Calls wait: have many in flight."""
         from concurrent.futures import ThreadPoolExecutor
 
         self.pool = ThreadPoolExecutor(_THREADS)
-        self.threads = [
-            threading.Thread(target=lambda: self._walk_some(Tree(self.source, make=False)), daemon=True)
-            for _ in range(_THREADS)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self._more_threads(_THREADS - len(self.threads))
+
+    def _take_in(self, path: str, prefix: str, seen: _Seen) -> None:
+        batch = self.batch
+        self.kept += seen.kept
+        for name, size in zip(seen.files, seen.sizes, strict=True):
+            batch.add(path, name, size)
+        for name, info, there in seen.rest:
+            if isinstance(info, OSError):
+                _fail(info, "source", prefix + name)
+            else:
+                self.entry(path, prefix, name, info, there=there)
+
+    def _say_kept(self) -> None:
+        if self.kept:
+            _say("kept", str(self.kept))
+        self.kept = 0
 
     def finish(self) -> None:
         """Send what is left."""
-        self.batch.send("batch")
-        self.links.send("links")
+        self.batch.send()
+        self.links.send()
+        self._say_kept()
         self.dirs.send()
         self.locked.send()
 
-    def entry(self, path: str, prefix: str, name: str, info: os.stat_result) -> None:
-        """Take in one entry that is no directory."""
+    def entry(self, path: str, prefix: str, name: str, info: os.stat_result, *, there: bool) -> None:
+        """Take in one entry that is no directory; `there`: the destination has it."""
         mode, size = info.st_mode, info.st_size
+        if stat.S_ISDIR(mode):  # the file system does not tell kinds in its listings
+            self.pending.append(prefix + name)
+            self.lock.notify_all()
+            return
         regular = stat.S_ISREG(mode)
         if not regular and not stat.S_ISLNK(mode):
             _say("special", "1", "0", wire.dumps(prefix + name))
             return
         if info.st_nlink > 1:
-            first = self.first_links.setdefault(
-                (info.st_dev, info.st_ino), [path, name, size, info.st_mtime_ns]
-            )
-            if first[1] is not name:
-                self.links.group(path).append([name, first])
-                self.links.count += 1
-                if self.links.full():
-                    self.links.send("links")
+            first = self._first_link(path, name, info)
+            if first != (path, name):
+                self.links.add(path, [name, [first[0], _entry(first[1], info)]], 0)
                 return
-        kind = FILE if regular else SYMLINK
-        if kind == FILE and self.proofs is not None:
-            mark = fingerprint(prefix + name, size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
-            if self.proofs.has(mark):
-                kind = PROVED
-        entry = [name, kind, size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, mode]
-        if kind == FILE and size > 2 * PIECE:
-            self.big(path, prefix, entry)
-            return
-        batch = self.batch
-        batch.group(path).append(entry)
-        batch.count += 1
-        if kind == FILE:
-            batch.bytes += size
-        if batch.count >= _BATCH_ENTRIES or batch.bytes >= _BATCH_BYTES:
-            batch.send("batch")
+        if there:
+            self.kept += 1
+        elif not regular:
+            self.batch.add(path, name, 0, 2)
+        elif size > 2 * PIECE:
+            self.big(path, prefix, _entry(name, info))
+        else:
+            self.batch.add(path, name, size)
+
+    def _first_link(self, path: str, name: str, info: os.stat_result) -> tuple[str, str]:
+        """Directory and name that this file was seen under first. Kept small: there may be millions of these."""
+        if not self.link_dirs or self.link_dirs[-1] != path:
+            self.link_dirs.append(path)
+        if self.device is None:
+            self.device = info.st_dev
+        key = info.st_ino if info.st_dev == self.device else (info.st_dev, info.st_ino)
+        itself = b"%x/%s" % (len(self.link_dirs) - 1, os.fsencode(name))
+        number, _, first = self.first_links.setdefault(key, itself).partition(b"/")
+        return self.link_dirs[int(number, 16)], os.fsdecode(first)
 
     def big(self, path: str, prefix: str, entry: list[Any]) -> None:
         """Hand out a big file piece by piece, but for the pieces that an earlier run proved."""
-        name, _, size, mtime, ctime, inode, _ = entry
+        name, size, mtime, ctime, inode = entry
         temp = child.piece_name(self.token, fingerprint(prefix + name, size, mtime, ctime, inode))
         have = self.proofs.pieces.get(temp, {}) if self.proofs else {}
         if have and not self._has_piece(path, temp, size):
@@ -338,20 +499,14 @@ def _make(destination: str) -> bool:
     if os.path.isdir(destination):
         return False
     _say("making")
-    sys.stdin.buffer.readline(wire.MAX_LINE)
+    if sys.stdin.buffer.readline(wire.MAX_LINE) != b"go\n":
+        raise BrokenPipeError  # nobody is there to put it on record
     child.make_parents(destination)
     return True
 
 
-def _stat(entry: os.DirEntry[str]) -> os.stat_result | OSError:
-    try:
-        return entry.stat(follow_symlinks=False)
-    except OSError as error:
-        return error
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
+def _entry(name: str, info: os.stat_result) -> list[Any]:
+    return [name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
 def _fail(error: OSError | StagingError, side: str, path: str) -> None:
@@ -362,11 +517,14 @@ def _main() -> None:
     config = wire.loads(sys.stdin.buffer.readline(wire.MAX_LINE))
     source, destination, flags = config["source"], config["destination"], config["flags"]
     proofs = None
+    flushed = _flushed(config)
+    if flushed.marks:
+        proofs = Proofs(flushed.marks, {})
     if config["journal"]:
         from beeond_ctl.staging.journal import records
 
         fd, length = config["journal"]
-        proofs = read_proofs(records(fd, length))
+        proofs = read_proofs(records(fd, length), flushed.marks)
         os.close(fd)
     try:
         info = os.stat(source)
@@ -413,18 +571,26 @@ def _main() -> None:
         "token": config["token"],
         "run": config["run"],
         "durable": config["durable"],
-        "root_made": made or config["root_made"],
+        "root_made": made or config["root_made"] or flushed.root_made,
+        "fresh": (made or config["root_made"]) and not flushed.root_made,
+        "tokens": flushed.tokens,
     }
     _say("ready", wire.dumps(setup))
+    if flushed.tokens:
+        _say("dirty")
     scan.source, scan.destination = source, destination
     if single is None:
-        scan.walk(tree)
+        scan.walk()
     else:
+        scan.rename = dict([single])
         try:
             info = os.stat(single[0], dir_fd=tree.root.fd, follow_symlinks=False)
             if not stat.S_ISREG(info.st_mode):
                 raise StagingError("changed")  # noqa: TRY301
-            scan.entry("", "", single[0], info)
+            there = _Trees(source, destination).there("") if scan.again else None
+            has = there is not None and scan.has(single[0], info, tree.root, there, "")
+            with scan.lock:
+                scan.entry("", "", single[0], info, there=has)
         except (OSError, StagingError) as error:
             _fail(error, "source", single[0])
         scan.dirs.add("")  # to be synced

@@ -25,12 +25,20 @@ class Job:
 
     `flags` are those of `beeond_ctl.request.FLAGS`. `durable` tells whether the copy has to survive a crash
     of the machines it is on: not so where the destination itself does not, as with an instance.
+
+    `only`, a path below `source`, limits it to this entry and what is below, which goes to the same place below
+    `destination`. `flushes` is a directory with journals of such partial transfers (see `flushed`): what they prove
+    counts for this one. It lies in the source, but does not belong to it. `alone`: none of them runs any more, so that
+    what a killed one left at the destination may be removed.
     """
 
     source: bytes
     destination: bytes
     flags: tuple[str, ...] = ()
     durable: bool = True
+    only: bytes = b""
+    flushes: bytes = b""
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

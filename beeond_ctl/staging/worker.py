@@ -111,9 +111,10 @@ def serve(
     copier cannot even be killed because a file system does not answer.
     """
     copiers = [Copier(user) for _ in range(processes or default_processes())]
+    idle = copiers[::-1]  # the last one is asked first: a process that runs already rather than a new one
     errors: list[BaseException] = []
 
-    def loop(copier: Copier) -> None:
+    def loop() -> None:
         try:
             while not stop.is_set():
                 answer = take()
@@ -122,20 +123,36 @@ def serve(
                 if "wait" in answer:
                     (pause or stop.wait)(float(answer["wait"]))
                     continue
-                result = copier.run(answer["work"])
+                copier = idle.pop()
+                try:
+                    result = copier.run(answer["work"])
+                finally:
+                    idle.append(copier)
                 if not stop.is_set():
                     report(result)
         except BaseException as error:  # noqa: BLE001 (raised again below, in the caller's thread)
             errors.append(error)
-        finally:
-            copier.close()
 
     copiers[0].start()  # while the scanner starts
-    threads = [
-        threading.Thread(target=loop, args=(copier,), daemon=True, name="copier") for copier in copiers
-    ]
+    threads = [threading.Thread(target=loop, daemon=True, name="copier") for _ in copiers]
     for thread in threads:
         thread.start()
+    try:
+        _watch(copiers, threads, stop, work_timeout_s)
+    finally:
+        for copier in copiers:  # all at once, before any is waited for
+            copier.kill()
+        for copier in copiers:
+            if copier.since_s is None:
+                copier.close()
+    if errors:
+        raise errors[0]
+
+
+def _watch(
+    copiers: list[Copier], threads: list[threading.Thread], stop: threading.Event, work_timeout_s: float
+) -> None:
+    """Wait for `threads`, and end copiers that take too long, or all once `stop` is set. Raises TimeoutError."""
     stopped_s: float | None = None
     while any(thread.is_alive() for thread in threads):
         next(thread for thread in threads if thread.is_alive()).join(0.2)
@@ -149,5 +166,3 @@ def serve(
                 copier.kill()
             if late_s > _GRACE_S or (since_s and stopped_s and now_s - stopped_s > _GRACE_S):
                 raise TimeoutError("a copier cannot be ended: the file system it works on does not answer")
-    if errors:
-        raise errors[0]

@@ -1,7 +1,8 @@
 /* Makes one system call fail, or kills the process at it: LD_PRELOAD=inject.so FAULT=CALL:NTH:ERRNO
  *
  * Counting starts when the process gives up its privileges (prctl), so that the start of the interpreter is left
- * alone. ERRNO 0 kills, a negative one freezes. With FAULT_STICKY the call fails from then on.
+ * alone. ERRNO 0 kills, -1 freezes, -2 lets a write succeed with a wrong byte in it. With FAULT_STICKY the call fails
+ * from then on.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,6 +40,8 @@ static int due(const char *call)
 	long now = __sync_sub_and_fetch(&countdown, 1);
 	if (now != 0 && !(sticky && now < 0))
 		return 0;
+	if (wanted_errno == -2)
+		return 2;
 	if (wanted_errno < 0)
 		raise(SIGSTOP);
 	if (wanted_errno == 0)
@@ -65,7 +68,7 @@ int prctl(int option, ...)
 		static type(*real) parameters;                                                                         \
 		if (!real)                                                                                             \
 			*(void **)&real = dlsym(RTLD_NEXT, #name);                                                     \
-		if (due(label))                                                                                        \
+		if (due(label) == 1)                                                                                     \
 			return (type)-1;                                                                               \
 		return real(__VA_ARGS__);                                                                              \
 	}
@@ -81,7 +84,7 @@ int prctl(int option, ...)
 		va_end(list);                                                                                          \
 		if (!real)                                                                                             \
 			*(void **)&real = dlsym(RTLD_NEXT, #name);                                                     \
-		if (due(label))                                                                                        \
+		if (due(label) == 1)                                                                                     \
 			return -1;                                                                                     \
 		return real(__VA_ARGS__);                                                                              \
 	}
@@ -91,7 +94,24 @@ WRAP_OPEN(openat64, "open", (int fd, const char *path, int flags, ...), fd, path
 WRAP(ssize_t, read, "read", (int fd, void *data, size_t size), fd, data, size)
 WRAP(ssize_t, preadv64, "read", (int fd, const struct iovec *v, int n, off64_t at), fd, v, n, at)
 WRAP(ssize_t, preadv64v2, "read", (int fd, const struct iovec *v, int n, off64_t at, int f), fd, v, n, at, f)
-WRAP(ssize_t, write, "write", (int fd, const void *data, size_t size), fd, data, size)
+
+ssize_t write(int fd, const void *data, size_t size)
+{
+	static ssize_t (*real)(int, const void *, size_t);
+	char wrong[4096];
+	int fault = fd <= STDERR_FILENO && wanted_errno == -2 ? 0 : due("write"); /* files only */
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "write");
+	if (fault == 1)
+		return -1;
+	if (fault == 2 && size && size <= sizeof wrong) {
+		memcpy(wrong, data, size);
+		wrong[size / 2] ^= 1;
+		return real(fd, wrong, size);
+	}
+	return real(fd, data, size);
+}
+
 WRAP(ssize_t, pwrite64, "write", (int fd, const void *data, size_t size, off64_t at), fd, data, size, at)
 WRAP(ssize_t, copy_file_range, "write", (int a, off64_t *x, int b, off64_t *y, size_t n, unsigned f), a, x, b, y, n, f)
 WRAP(int, fsync, "sync", (int fd), fd)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from beeond_ctl.staging import spawn
+from beeond_ctl.staging import _native, spawn
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
@@ -80,19 +80,30 @@ def assert_same(area: Path) -> None:
     assert trees.snapshot(target) == trees.snapshot(source)
 
 
+@contextlib.contextmanager
+def children_with(**variables: str) -> Iterator[None]:
+    """Let the programs that touch files have these environment variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, **variables})
+        yield
+
+
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_one_failing_call_is_reported_and_the_next_run_completes(
-    seed: int, area: Path, injector: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, area: Path, injector: Path
 ) -> None:
     rng = random.Random(seed)
     trees.build(os.fsencode(area / "source"), seed)
     call, number, code = rng.choice(CALLS), int(rng.expovariate(0.03)) + 1, rng.choice(ERRNOS)
     before = trees.snapshot(os.fsencode(area / "source"))
-    with monkeypatch.context() as patch:
-        environment = {**spawn._ENVIRONMENT, "LD_PRELOAD": str(injector), "FAULT": f"{call}:{number}:{code}"}
-        if rng.random() < 0.3:
-            environment["FAULT_STICKY"] = "1"
-        patch.setattr(spawn, "_ENVIRONMENT", environment)
+    faults = {
+        "LD_PRELOAD": str(injector),
+        "FAULT": f"{call}:{number}:{code}",
+        "BEEOND_CTL_NATIVE": f"{seed % 3}",
+    }
+    if rng.random() < 0.3:
+        faults["FAULT_STICKY"] = "1"
+    with children_with(**faults):
         summary = stage(area)
     fault = f"{call} {number} {code}: {summary.problems()}"
     assert trees.snapshot(os.fsencode(area / "source")) == before, fault
@@ -108,27 +119,77 @@ def test_one_failing_call_is_reported_and_the_next_run_completes(
     assert_same(area)
 
 
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_byte_that_is_written_wrongly_is_found_by_reading_back(
+    native: str, area: Path, injector: Path
+) -> None:
+    (area / "source").mkdir()
+    for number in range(20):
+        (area / "source" / f"file{number}").write_bytes(os.urandom(4000))
+    with children_with(LD_PRELOAD=str(injector), FAULT="write:5:-2", BEEOND_CTL_NATIVE=native):
+        summary = stage(area)
+    assert {cause for cause, _ in summary.failures} == {"mismatch"}
+    assert 1 <= summary.failed <= 2  # each of the copiers has a fifth write
+    assert summary.copied + summary.failed == 20
+    assert_nothing_half_done(area, {})
+    assert trees.leftovers(os.fsencode(area / "target")) == []
+    assert stage(area).copied == summary.failed
+    assert_same(area)
+
+
+def test_the_native_part_is_built_and_makes_no_call_that_faults_cannot_reach(injector: Path) -> None:
+    assert _native.__file__ is not None
+    called = _symbols("--undefined-only", _native.__file__)
+    harmless = {
+        "fcntl64",
+        "fdopendir",
+        "readdir64",
+        "rewinddir",
+        "closedir",
+        "posix_fadvise64",
+    }  # read or own memory
+    memory = {
+        "malloc",
+        "calloc",
+        "realloc",
+        "free",
+        "memcpy",
+        "strlen",
+        "strnlen",
+        "strcmp",
+        "strncmp",
+        "memcmp",
+    }
+    rest = {name for name in called if not name.startswith(("_", "Py"))} - harmless - memory - {"geteuid"}
+    assert {"openat64", "read", "write", "renameat", "fstat64", "close"} <= rest
+    assert rest <= _symbols("--defined-only", str(injector))
+
+
+def _symbols(which: str, library: str) -> set[str]:
+    listing = subprocess.run(["nm", "-D", which, library], check=True, capture_output=True, text=True).stdout
+    return {line.split()[-1].partition("@")[0] for line in listing.splitlines()}
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
 def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
-    area: Path, injector: Path, monkeypatch: pytest.MonkeyPatch
+    native: str, area: Path, injector: Path
 ) -> None:
     trees.build(os.fsencode(area / "source"), 1)
     (area / "journal").mkdir()
     job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"))
     transfer = Coordinator(job, None, area / "journal", ["n1"])
-    environment = {**spawn._ENVIRONMENT, "LD_PRELOAD": str(injector), "FAULT": "rename:3:-1"}
-    monkeypatch.setattr(spawn, "_ENVIRONMENT", environment)
-    serve(
-        lambda: transfer.take("n1"),
-        lambda result: transfer.report("n1", result),
-        None,
-        threading.Event(),
-        processes=1,
-        work_timeout_s=0.5,
-    )
+    with children_with(LD_PRELOAD=str(injector), FAULT="rename:3:-1", BEEOND_CTL_NATIVE=native):
+        serve(
+            lambda: transfer.take("n1"),
+            lambda result: transfer.report("n1", result),
+            None,
+            threading.Event(),
+            processes=1,
+            work_timeout_s=0.5,
+        )
     transfer.close()
     assert not transfer.summary().proved
     assert "lost" in {cause for cause, _ in transfer.summary().failures}
-    monkeypatch.undo()
     assert stage(area).proved
     assert_same(area)
 
@@ -140,8 +201,10 @@ from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.transfer import Job
+from beeond_ctl.staging import spawn
 print("go", flush=True)
 area = Path(sys.argv[1])
+spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": sys.argv[2]}
 copy_local(Job(bytes(area / "source"), bytes(area / "target")), journal_dir=area / "journal", workers=2)
 """
 
@@ -152,7 +215,9 @@ def test_killed_at_any_moment_the_transfer_resumes_where_it_was(seed: int, area:
     trees.build(os.fsencode(area / "source"), seed, entries=300)
     (area / "journal").mkdir()
     program = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(area)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", _PROGRAM, str(area), f"{seed % 3}"],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
     )
     assert program.stdout is not None
     program.stdout.readline()
@@ -163,7 +228,7 @@ def test_killed_at_any_moment_the_transfer_resumes_where_it_was(seed: int, area:
     program.wait()
     program.stdout.close()
     _await_end(children)
-    (journal,) = (area / "journal").glob("*.journal") or [None]
+    journal = next((area / "journal").glob("*.journal"), None)
     if journal is not None and rng.random() < 0.3:
         os.truncate(
             journal, rng.randint(min(_start(journal), journal.stat().st_size), journal.stat().st_size)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from beeond_ctl.staging import spawn
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.transfer import Identity, Job, Summary
@@ -20,10 +21,23 @@ from beeond_ctl.staging.worker import Copier, serve
 from tests.faults import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 IS_ROOT = os.geteuid() == 0
 USER = Identity(65534, 65534, (65534,))
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the programs that touch files use the native part, or do without it."""
+    wanted = "1" if request.param == "native" else "0"
+    monkeypatch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": wanted})
+
+
+def by_both(test: Callable[..., None]) -> Callable[..., None]:
+    """What holds with the native part and without it."""
+    both = pytest.mark.parametrize("engine", ["native", "portable"], indirect=True)
+    return both(pytest.mark.usefixtures("engine")(test))  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -61,6 +75,7 @@ def only_cause(summary: Summary) -> str:
     return cause
 
 
+@by_both
 @pytest.mark.parametrize("seed", range(5))
 def test_a_copied_tree_is_the_same_by_two_judges(area: Path, seed: int) -> None:
     trees.build(bytes(area / "source"), seed, entries=80)
@@ -71,6 +86,7 @@ def test_a_copied_tree_is_the_same_by_two_judges(area: Path, seed: int) -> None:
         assert differences(area / "source", area / "target") == ""
 
 
+@by_both
 @pytest.mark.root
 def test_a_user_gets_the_same_tree_through_root(area: Path) -> None:
     source, target = area / "source", area / "home" / "made" / "target"
@@ -92,9 +108,10 @@ def test_a_user_gets_the_same_tree_through_root(area: Path) -> None:
     assert summary.proved, summary.problems()
     assert differences(source, target) == ""
     assert (area / "home" / "made").stat().st_uid == USER.uid
-    assert (area / "home" / "made").stat().st_mode & 0o777 == 0o700
+    assert (area / "home" / "made").stat().st_mode & 0o777 == (area / "home").stat().st_mode & 0o755
 
 
+@by_both
 @pytest.mark.root
 def test_what_only_root_may_read_is_not_copied_and_all_else_is(area: Path) -> None:
     source, target = area / "source", area / "target"
@@ -135,6 +152,19 @@ def test_a_user_is_refused_what_their_own_cp_could_not_do(area: Path, way: str) 
     assert summary.problems()
     assert "permission denied" in " ".join(summary.problems())
     assert not list(area.rglob("target/*"))
+
+
+@pytest.mark.root
+def test_a_file_that_its_new_owner_may_not_read_is_read_back_all_the_same(area: Path) -> None:
+    (area / "source").mkdir()
+    (area / "source" / "others-only").write_text("x")
+    (area / "source" / "others-only").chmod(0o004)
+    (area / "home").mkdir()
+    give(area / "home", USER)
+    summary = stage(area / "source", area / "home" / "target", area=area, user=USER)
+    assert summary.proved, summary.problems()
+    assert summary.verified == 1
+    assert (area / "home" / "target" / "others-only").stat().st_mode & 0o777 == 0o004
 
 
 def test_a_file_becomes_its_destination_or_goes_into_it(area: Path) -> None:
@@ -189,6 +219,7 @@ def test_a_link_in_the_destination_leads_nowhere(area: Path) -> None:
     assert list((area / "elsewhere").iterdir()) == []
 
 
+@by_both
 def test_special_files_are_named_and_not_read(area: Path) -> None:
     (area / "source").mkdir()
     os.mkfifo(area / "source" / "fifo")
@@ -202,6 +233,7 @@ def test_special_files_are_named_and_not_read(area: Path) -> None:
     assert [path.name for path in (area / "target").iterdir()] == ["file"]
 
 
+@by_both
 def test_what_is_already_at_the_destination_stays_unless_asked(area: Path) -> None:
     (area / "source" / "same").mkdir(parents=True)
     for name in ("other", "same/other", "gone/deep/file"):
@@ -231,6 +263,7 @@ def test_nothing_is_deleted_when_not_everything_was_copied(area: Path) -> None:
     assert (area / "target" / "old").exists()
 
 
+@by_both
 def test_update_copies_only_what_differs(area: Path) -> None:
     trees.build(bytes(area / "source"), 3, entries=60)
     first = stage(area / "source", area / "target", "update", area=area)
@@ -242,6 +275,7 @@ def test_update_copies_only_what_differs(area: Path) -> None:
     assert (second.copied, second.skipped) == (1, first.copied)
 
 
+@by_both
 def test_what_is_proved_is_copied_again_only_when_either_side_changed(area: Path) -> None:
     (area / "source").mkdir()
     for name in ("same", "source-changed", "target-changed", "target-gone"):
@@ -259,6 +293,7 @@ def test_what_is_proved_is_copied_again_only_when_either_side_changed(area: Path
     assert (area / "target" / "target-changed").read_text() == "first"
 
 
+@by_both
 def test_a_newer_file_at_the_destination_is_kept_beside_the_copy(area: Path) -> None:
     (area / "source").mkdir()
     (area / "target").mkdir()
@@ -271,6 +306,52 @@ def test_a_newer_file_at_the_destination_is_kept_beside_the_copy(area: Path) -> 
     assert (area / "target" / "file").read_text() == "job's"
     (kept,) = (area / "target").glob("file.newer-*")
     assert kept.read_text() == "edited meanwhile"
+
+
+@by_both
+def test_delete_spares_what_this_transfer_has_set_aside_as_newer(area: Path) -> None:
+    (area / "source").mkdir()
+    (area / "target").mkdir()
+    for name in ("file", "other"):
+        (area / "source" / name).write_text("job's")
+        os.utime(area / "source" / name, ns=(10**18, 10**18))
+    (area / "target" / "file").write_text("edited meanwhile")
+    (area / "target" / "surplus").write_text("x")
+    for _ in range(2):  # and when it is repeated
+        summary = stage(area / "source", area / "target", "delete", area=area)
+        assert summary.proved, summary.problems()
+        (kept,) = (area / "target").glob("file.newer-*")
+        assert kept.read_text() == "edited meanwhile"
+        assert {path.name for path in (area / "target").iterdir()} == {"file", "other", kept.name}
+
+
+@by_both
+def test_a_small_file_that_changes_meanwhile_is_copied_whole_or_reported(area: Path) -> None:
+    (area / "source").mkdir()
+    names = [f"file{number}" for number in range(30)]
+    contents = [bytes([letter]) * 30_000 for letter in b"ab"]
+    for name in names:
+        (area / "source" / name).write_bytes(contents[0])
+    stop = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with open(area / "source" / names[number % 30], "r+b") as file:
+                file.write(contents[number // 30 % 2])
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        summary = stage(area / "source", area / "target", area=area)
+    finally:
+        stop.set()
+        thread.join()
+    assert {cause for cause, _ in summary.failures} <= {"changed"}
+    copied = list((area / "target").iterdir())
+    assert len(copied) == summary.copied
+    assert all(path.read_bytes() in contents for path in copied)
 
 
 def test_a_file_that_keeps_changing_is_reported_and_not_left_behind(area: Path) -> None:
@@ -296,6 +377,7 @@ def test_a_file_that_keeps_changing_is_reported_and_not_left_behind(area: Path) 
     assert list((area / "target").iterdir()) == []
 
 
+@by_both
 def test_directories_without_write_permission_are_filled_and_filled_again(area: Path) -> None:
     inner = area / "source" / "a" / "b"
     inner.mkdir(parents=True)
@@ -319,6 +401,7 @@ def test_directories_without_write_permission_are_filled_and_filled_again(area: 
         shutil.rmtree(area / "journal")
 
 
+@by_both
 def test_paths_longer_than_path_max_are_copied(area: Path) -> None:
     (area / "source").mkdir()
 
@@ -342,6 +425,7 @@ def test_paths_longer_than_path_max_are_copied(area: Path) -> None:
     os.close(fd)
 
 
+@by_both
 @pytest.mark.root
 def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> None:
     trees.build(bytes(area / "source"), 5, entries=10)
@@ -521,6 +605,7 @@ def test_a_single_file_with_delete_leaves_its_neighbours_alone(area: Path) -> No
     assert (area / "target").stat().st_mode & 0o777 == 0o751
 
 
+@by_both
 def test_a_default_acl_at_the_destination_gives_nobody_access_to_the_copy(area: Path) -> None:
     if not shutil.which("setfacl"):
         pytest.skip("needs setfacl")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from array import array
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beeond_ctl.staging import data, wire
+from beeond_ctl.staging import _native, child, data, portable, wire
 from beeond_ctl.staging.journal import Journal, records
-from beeond_ctl.staging.scan import Proofs, fingerprint, read_proofs
+from beeond_ctl.staging.proof import fingerprint, pack, proof
+from beeond_ctl.staging.scan import Proofs, read_proofs
 from beeond_ctl.staging.transfer import Fold, Summary, show
 
 if TYPE_CHECKING:
@@ -69,14 +71,15 @@ def test_what_is_no_json_is_a_protocol_error(text: str) -> None:
 
 
 def test_proofs_hold_for_one_state_of_one_file_only() -> None:
-    entry = ["name", 10, 20, 30, 40, "00"]
+    text = pack(proof(fingerprint("dir/name", 10, 20, 30, 40), b"x" * 16))
     proofs = read_proofs(
-        iter([("proof", wire.dumps([["dir", [entry]]])), ("proof", "no JSON"), ("proof", "[1]")])
+        iter([("proof", text), ("proof", "no proof"), ("proof", pack(b"cut off")), ("proof", "ü")]),
+        array("Q"),
     )
     assert proofs.has(fingerprint("dir/name", 10, 20, 30, 40))
     for other in (("dir/other", 10, 20, 30, 40), ("dir/name", 11, 20, 30, 40), ("dir/name", 10, 20, 31, 40)):
         assert not proofs.has(fingerprint(*other))
-    assert not Proofs([], {}).has(1)
+    assert not Proofs(array("Q"), {}).has(1)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -116,3 +119,152 @@ def test_a_summary_says_one_line_for_each_cause_with_examples() -> None:
     assert lines[0].startswith("9 entries (e.g. 'file\\n0', ")
     assert lines[0].endswith("not copied: permission denied at the source")
     assert lines[1] == "1 entry not copied: quota exceeded at the destination"
+
+
+# --- the native part and what does without it ------------------------------------------------------------
+
+
+def test_one_proof_stands_for_the_same_state_whoever_made_it(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    names = ["plain", "caf\udce9", "\n", "x" * 255]
+    for number, name in enumerate(names):
+        (source / name).write_bytes(os.urandom(number * 1000))
+        os.utime(source / name, ns=(5, number - 2))  # before 1970, too
+    fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
+    everything = _native.WRITE | _native.PLACE | _native.VERIFY
+    proofs, size, left, different, _ = _native.copy(
+        fds[0], fds[1], names, b"a/b/", ".temp.", 0, -1, everything, b""
+    )
+    assert (size, left, different) == (6000, [], [])
+    expected = b""
+    for name in names:
+        info = (source / name).stat()
+        state = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        digest = xxhash.xxh3_128_digest((target / name).read_bytes())
+        expected += proof(fingerprint(f"a/b/{name}", *state), digest)
+    assert proofs == expected
+    for each in fds:
+        os.close(each)
+
+
+def test_the_native_part_leaves_what_is_not_ordinary_as_it_found_it(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    for name in ("ordinary", "attributes", "newer", "blocked"):
+        (source / name).write_text(name)
+    os.setxattr(source / "attributes", "user.note", b"x")
+    (source / "link").symlink_to("ordinary")
+    os.mkfifo(source / "fifo")
+    with open(source / "sparse", "wb") as file:
+        file.truncate(100_000)
+    (source / "large").write_bytes(bytes(data.SMALL + 1))
+    (target / "newer").write_text("newer")
+    os.utime(source / "newer", (1, 1))
+    (target / "blocked").mkdir()
+    names = ["ordinary", "attributes", "link", "fifo", "sparse", "large", "missing", "newer", "blocked"]
+    fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
+    _, _, left, different, _ = _native.copy(
+        fds[0], fds[1], names, b"", ".temp.", 0, -1, _native.WRITE | _native.PLACE, b""
+    )
+    assert [names[number] for number in left] == names[1:]
+    assert different == []
+    assert sorted(path.name for path in target.iterdir()) == ["blocked", "newer", "ordinary"]
+    assert (target / "newer").read_text() == "newer"
+    for each in fds:
+        os.close(each)
+
+
+def test_files_that_wait_for_their_sync_have_no_name_until_they_are_brought_back(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "file").write_text("x")
+    fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
+    names, flags = ["missing", "file"], _native.VERIFY
+    _, _, _, _, written = _native.copy(
+        fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.WRITE, b""
+    )
+    assert [path.name for path in target.iterdir()] == [".temp.8"]
+    (target / ".temp.8").write_text("y")
+    os.utime(target / ".temp.8", ns=(0, (source / "file").stat().st_mtime_ns))
+    _, _, left, different, _ = _native.copy(
+        fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.PLACE, written
+    )
+    assert (left, different) == ([0], [1])
+    assert list(target.iterdir()) == []
+    with pytest.raises(ValueError, match="not the files"):
+        _native.copy(fds[0], fds[1], ["file"], b"", ".temp.", 7, -1, flags | _native.PLACE, written)
+    for each in fds:
+        os.close(each)
+
+
+def test_only_what_is_there_as_it_was_proved_is_kept(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for path in (source, target):
+        (path / "dir").mkdir(parents=True)
+        for name in ("same", "unproved", "other-time", "other-size", "linked"):
+            (path / name).write_text("1")
+            os.utime(path / name, ns=(1, 10**18))
+    (source / "absent").write_text("1")
+    (target / "other-size").write_text("12")
+    os.utime(target / "other-time", ns=(1, 10**18 + 1))
+    os.link(source / "linked", source / "linked-too")
+    proved = array("Q")
+    for name in ("same", "other-time", "other-size", "absent", "linked"):
+        info = (source / name).stat()
+        proved.append(
+            fingerprint(f"below/{name}", info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        )
+    names = b"".join(os.fsencode(name) + b"\0" for name in sorted(os.listdir(source)))
+    fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
+
+    def ask(*, update: bool) -> tuple[int, list[str], list[int], list[str]]:
+        return _native.examine(fds[0], fds[1], names, b"below/", _native.marks(proved), update)
+
+    others = ["dir", "linked", "linked-too"]
+    assert ask(update=False) == (1, ["absent", "other-size", "other-time", "unproved"], [1, 1, 1, 1], others)
+    assert ask(update=True) == (2, ["absent", "other-size", "other-time"], [1, 1, 1], others)
+    fds[1], target_fd = -1, fds[1]
+    assert ask(update=True)[0] == 0
+    for each in (fds[0], target_fd):
+        os.close(each)
+
+
+@pytest.mark.parametrize("engine", [_native, portable], ids=["native", "portable"])
+def test_a_directory_is_read_in_parts_to_its_end(tmp_path: Path, engine: Any) -> None:
+    for number in range(25):
+        (tmp_path / f"file{number}").touch()
+        (tmp_path / f"dir{number}").mkdir()
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(2):  # from the start each time
+        listing, names, dirs, last = engine.opendir(fd), b"", list[str](), False
+        while not last:
+            some, below, last = engine.readdir(listing, 10)
+            names, dirs = names + some, dirs + below
+        assert sorted(names.split(b"\0")[:-1]) == sorted(b"file%d" % number for number in range(25))
+        assert sorted(dirs) == sorted(f"dir{number}" for number in range(25))
+    os.close(fd)
+
+
+@pytest.mark.parametrize("engine", [_native, portable], ids=["native", "portable"])
+@given(known=st.lists(st.integers(0, 2**64 - 1), max_size=50), asked=st.integers(0, 2**64 - 1))
+def test_a_set_of_fingerprints_has_what_was_put_in(engine: Any, known: list[int], asked: int) -> None:
+    marks = engine.marks(array("Q", known))
+    assert all(engine.has(marks, mark) for mark in known)
+    assert engine.has(marks, asked) == (
+        asked in known or (asked < 2 and engine is _native and {0, 1} & {*known} != set())
+    )
+
+
+@pytest.mark.parametrize(("above", "made"), [(0o755, 0o755), (0o777, 0o755), (0o750, 0o750), (0o700, 0o700)])
+def test_a_directory_made_on_the_way_lets_nobody_do_more_than_the_one_it_is_in(
+    tmp_path: Path, above: int, made: int
+) -> None:
+    (tmp_path / "above").mkdir()
+    (tmp_path / "above").chmod(0o2000 | above)
+    child.make_parents(str(tmp_path / "above" / "a" / "b"))
+    for path in (tmp_path / "above" / "a", tmp_path / "above" / "a" / "b"):
+        assert path.stat().st_mode & 0o7777 == 0o2000 | made

@@ -1,0 +1,725 @@
+/* What staging does to ordinary entries, thousands at a time, without the interpreter.
+ *
+ * An accelerator and nothing else: scan.py and copier.py can do all of it by themselves, and what is done here is done
+ * by the same steps in the same order. Whatever turns out not to be ordinary is left to them, as it was found: here
+ * nothing is retried and no failure is explained. The only verdict given is that a file reads back differently.
+ *
+ * All calls go through libc's functions, so that tests can make each of them fail. No global state: any number of
+ * threads may be in here, and none holds the interpreter's lock while it touches files.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum {
+	SMALL = 1 << 20,   /* data.SMALL: bytes up to which a file is read in one go */
+	XATTR_NAMES = 8192,
+	PROOF = 24,        /* see proof.py */
+	TEMP_MAX = 200,
+};
+
+enum { WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32 };
+
+/* Names with a NUL behind each. */
+struct names {
+	char *data;
+	size_t length, room;
+};
+
+static int add_name(struct names *names, const char *name)
+{
+	size_t size = strlen(name) + 1;
+	if (names->length + size > names->room) {
+		size_t room = 2 * names->room + size + 4096;
+		char *data = realloc(names->data, room);
+		if (!data)
+			return -1;
+		names->data = data;
+		names->room = room;
+	}
+	memcpy(names->data + names->length, name, size);
+	names->length += size;
+	return 0;
+}
+
+static int64_t ns(struct timespec time)
+{
+	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* metadata.same_time: whether `kept` is `source` as a file system with coarser clocks keeps it. */
+static int same_time(int64_t source, int64_t kept)
+{
+	static const int64_t grains[] = {1, 100, 1000, 1000000, 1000000000};
+	for (size_t i = 0; i < sizeof grains / sizeof *grains; i++) {
+		int64_t rest = source % grains[i];
+		if (source - (rest < 0 ? rest + grains[i] : rest) == kept)
+			return 1;
+	}
+	return 0;
+}
+
+/* --- fingerprints ------------------------------------------------------------------------------------------------ */
+
+/* Room for what a fingerprint is made of (see proof.fingerprint): four numbers and the path. */
+struct mark {
+	char *text;
+	size_t prefix;
+};
+
+enum { NUMBERS = 32 };
+
+static int mark_init(struct mark *mark, const char *prefix, size_t length)
+{
+	mark->prefix = NUMBERS + length;
+	mark->text = malloc(mark->prefix + NAME_MAX + 1);
+	if (!mark->text)
+		return -1;
+	memcpy(mark->text + NUMBERS, prefix, length);
+	return 0;
+}
+
+static uint64_t mark_of(struct mark *mark, const char *name, const struct stat *info)
+{
+	uint64_t numbers[4] = {(uint64_t)info->st_size, (uint64_t)ns(info->st_mtim), (uint64_t)ns(info->st_ctim),
+	                       info->st_ino};
+	size_t length = strnlen(name, NAME_MAX);
+	for (int i = 0; i < 4; i++) {
+		for (int byte = 0; byte < 8; byte++)
+			mark->text[8 * i + byte] = (char)(numbers[i] >> (8 * byte));
+	}
+	memcpy(mark->text + mark->prefix, name, length);
+	return XXH3_64bits(mark->text, mark->prefix + length);
+}
+
+/* A set of fingerprints: open addressing, at most half full, 0 for an empty place. */
+struct marks {
+	uint64_t mask;
+	uint64_t slots[];
+};
+
+static int has_mark(const struct marks *marks, uint64_t mark)
+{
+	mark = mark ? mark : 1;
+	for (uint64_t at = mark & marks->mask; marks->slots[at]; at = (at + 1) & marks->mask) {
+		if (marks->slots[at] == mark)
+			return 1;
+	}
+	return 0;
+}
+
+static void add_mark(struct marks *marks, uint64_t mark)
+{
+	uint64_t at;
+	mark = mark ? mark : 1;
+	for (at = mark & marks->mask; marks->slots[at]; at = (at + 1) & marks->mask) {
+		if (marks->slots[at] == mark)
+			return;
+	}
+	marks->slots[at] = mark;
+}
+
+static void free_marks(PyObject *capsule)
+{
+	free(PyCapsule_GetPointer(capsule, "marks"));
+}
+
+static PyObject *py_marks(PyObject *self, PyObject *args)
+{
+	Py_buffer data;
+	struct marks *marks;
+	uint64_t count, size = 16;
+	PyObject *capsule;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "y*:marks", &data))
+		return NULL;
+	count = (uint64_t)data.len / sizeof(uint64_t);
+	while (size < 2 * count)
+		size *= 2;
+	marks = calloc(1, sizeof *marks + size * sizeof(uint64_t));
+	if (!marks) {
+		PyBuffer_Release(&data);
+		return PyErr_NoMemory();
+	}
+	marks->mask = size - 1;
+	for (uint64_t i = 0; i < count; i++) {
+		uint64_t mark;
+		memcpy(&mark, (const char *)data.buf + i * sizeof mark, sizeof mark);
+		add_mark(marks, mark);
+	}
+	PyBuffer_Release(&data);
+	capsule = PyCapsule_New(marks, "marks", free_marks);
+	if (!capsule)
+		free(marks);
+	return capsule;
+}
+
+static PyObject *py_has(PyObject *self, PyObject *args)
+{
+	PyObject *capsule;
+	unsigned long long mark;
+	const struct marks *marks;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OK:has", &capsule, &mark))
+		return NULL;
+	marks = PyCapsule_GetPointer(capsule, "marks");
+	return marks ? PyBool_FromLong(has_mark(marks, mark)) : NULL;
+}
+
+/* --- scanning ---------------------------------------------------------------------------------------------------- */
+
+static void free_dir(PyObject *capsule)
+{
+	closedir(PyCapsule_GetPointer(capsule, "dir"));
+}
+
+static PyObject *py_opendir(PyObject *self, PyObject *args)
+{
+	int fd, own;
+	DIR *dir;
+	PyObject *capsule;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "i:opendir", &fd))
+		return NULL;
+	own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	dir = own < 0 ? NULL : fdopendir(own);
+	if (!dir) {
+		PyErr_SetFromErrno(PyExc_OSError);
+		if (own >= 0)
+			close(own);
+		return NULL;
+	}
+	rewinddir(dir);
+	capsule = PyCapsule_New(dir, "dir", free_dir);
+	if (!capsule)
+		closedir(dir);
+	return capsule;
+}
+
+static PyObject *list_of(const struct names *names)
+{
+	PyObject *list = PyList_New(0);
+	for (size_t at = 0; list && at < names->length; at += strlen(names->data + at) + 1) {
+		PyObject *name = PyUnicode_DecodeFSDefault(names->data + at);
+		if (!name || PyList_Append(list, name) < 0)
+			Py_CLEAR(list);
+		Py_XDECREF(name);
+	}
+	return list;
+}
+
+static PyObject *py_readdir(PyObject *self, PyObject *args)
+{
+	PyObject *capsule, *result = NULL;
+	int limit, count, error = 0;
+	struct names names = {0}, dirs = {0};
+	DIR *dir;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "Oi:readdir", &capsule, &limit))
+		return NULL;
+	dir = PyCapsule_GetPointer(capsule, "dir");
+	if (!dir)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	for (count = 0; count < limit; count++) {
+		const struct dirent *entry;
+		errno = 0;
+		entry = readdir(dir);
+		if (!entry) {
+			error = errno;
+			break;
+		}
+		if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+			continue;
+		if (add_name(entry->d_type == DT_DIR ? &dirs : &names, entry->d_name) < 0) {
+			error = ENOMEM;
+			break;
+		}
+	}
+	Py_END_ALLOW_THREADS
+	if (error) {
+		errno = error;
+		PyErr_SetFromErrno(PyExc_OSError);
+	} else {
+		PyObject *below = list_of(&dirs);
+		if (below)
+			result = Py_BuildValue("(y#NO)", names.data ? names.data : "", (Py_ssize_t)names.length, below,
+			                       count < limit ? Py_True : Py_False);
+	}
+	free(names.data);
+	free(dirs.data);
+	return result;
+}
+
+enum verdict { COPY, KEPT, OTHER };
+
+struct seen {
+	const char *name;
+	off_t size;
+	enum verdict verdict;
+};
+
+struct question {
+	int source, target, update;
+	const struct marks *marks;
+	struct mark mark;
+};
+
+/* Whether one entry is an ordinary file, and if so, whether the destination has it already. */
+static enum verdict examine(struct question *question, const char *name, off_t *size)
+{
+	struct stat info, there;
+	int proved;
+
+	if (fstatat(question->source, name, &info, AT_SYMLINK_NOFOLLOW) < 0)
+		return OTHER;
+	*size = info.st_size;
+	if (!S_ISREG(info.st_mode) || info.st_nlink > 1 || info.st_size > SMALL)
+		return OTHER;
+	if (question->target < 0)
+		return COPY;
+	proved = question->marks && has_mark(question->marks, mark_of(&question->mark, name, &info));
+	if (!proved && !question->update)
+		return COPY;
+	if (fstatat(question->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? COPY : OTHER;
+	return S_ISREG(there.st_mode) && there.st_size == info.st_size &&
+	                       same_time(ns(info.st_mtim), ns(there.st_mtim)) &&
+	                       (proved || there.st_mode == info.st_mode)
+	               ? KEPT
+	               : COPY;
+}
+
+static PyObject *py_examine(PyObject *self, PyObject *args)
+{
+	struct question question = {0};
+	const char *names, *prefix;
+	Py_ssize_t length, prefix_length;
+	size_t count = 0, at = 0, kept = 0;
+	PyObject *capsule, *files = NULL, *sizes = NULL, *others = NULL, *result = NULL;
+	struct seen *seen;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "iiy#y#Op:examine", &question.source, &question.target, &names, &length, &prefix,
+	                      &prefix_length, &capsule, &question.update))
+		return NULL;
+	if (capsule != Py_None) {
+		question.marks = PyCapsule_GetPointer(capsule, "marks");
+		if (!question.marks)
+			return NULL;
+	}
+	for (Py_ssize_t i = 0; i < length; i++)
+		count += !names[i];
+	seen = calloc(count ? count : 1, sizeof *seen);
+	if (!seen || mark_init(&question.mark, prefix, (size_t)prefix_length) < 0) {
+		free(seen);
+		return PyErr_NoMemory();
+	}
+	Py_BEGIN_ALLOW_THREADS
+	for (size_t i = 0; i < count; i++) {
+		seen[i].name = names + at;
+		seen[i].verdict = examine(&question, seen[i].name, &seen[i].size);
+		at += strlen(seen[i].name) + 1;
+	}
+	Py_END_ALLOW_THREADS
+	files = PyList_New(0);
+	sizes = PyList_New(0);
+	others = PyList_New(0);
+	for (size_t i = 0; files && sizes && others && i < count; i++) {
+		PyObject *name, *size;
+		int bad;
+		if (seen[i].verdict == KEPT) {
+			kept++;
+			continue;
+		}
+		name = PyUnicode_DecodeFSDefault(seen[i].name);
+		size = PyLong_FromLongLong(seen[i].size);
+		bad = !name || !size || PyList_Append(seen[i].verdict == COPY ? files : others, name) < 0 ||
+		      (seen[i].verdict == COPY && PyList_Append(sizes, size) < 0);
+		Py_XDECREF(name);
+		Py_XDECREF(size);
+		if (bad)
+			goto out;
+	}
+	if (files && sizes && others)
+		result = Py_BuildValue("(nOOO)", (Py_ssize_t)kept, files, sizes, others);
+out:
+	Py_XDECREF(files);
+	Py_XDECREF(sizes);
+	Py_XDECREF(others);
+	free(question.mark.text);
+	free(seen);
+	return result;
+}
+
+/* --- copying ----------------------------------------------------------------------------------------------------- */
+
+enum state { UNTOUCHED, WRITTEN, PLACED, MISMATCH };
+
+struct file {
+	struct stat info;
+	XXH128_canonical_t digest;
+	enum state state;
+};
+
+struct batch {
+	int source, target, flags;
+	uid_t me;
+	gid_t gid; /* that new files get in this directory; -1: not known yet */
+	const char *temp;
+	size_t first;
+	char *data; /* SMALL + 1 bytes */
+	struct mark mark;
+};
+
+static void temp_name(const struct batch *batch, size_t index, char name[TEMP_MAX + 32])
+{
+	snprintf(name, TEMP_MAX + 32, "%s%zu", batch->temp, batch->first + index);
+}
+
+/* Whether there are attributes that are the user's to keep; -1 when that cannot be told. */
+static int has_attributes(int fd)
+{
+	char names[XATTR_NAMES];
+	ssize_t length = flistxattr(fd, names, sizeof names);
+	if (length < 0)
+		return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -1;
+	for (ssize_t at = 0; at < length; at += (ssize_t)strlen(names + at) + 1) {
+		if (strncmp(names + at, "user.", 5) == 0 || strcmp(names + at, "system.posix_acl_access") == 0 ||
+		    strcmp(names + at, "system.posix_acl_default") == 0)
+			return 1;
+	}
+	return 0;
+}
+
+/* All of a file of `size` bytes; -1 when it has not exactly as many, or cannot be read. */
+static int read_all(int fd, char *data, size_t size)
+{
+	size_t have = 0;
+	for (;;) {
+		ssize_t count = read(fd, data + have, size + 1 - have);
+		if (count < 0)
+			return -1;
+		have += (size_t)count;
+		if (!count || have > size)
+			return have == size ? 0 : -1;
+		if (have == size && (size_t)count == size)
+			return 0; /* as hash_small in data.py: one call for a file that has not grown */
+	}
+}
+
+static int write_all(int fd, const char *data, size_t size)
+{
+	while (size) {
+		ssize_t count = write(fd, data, size);
+		if (count < 0)
+			return -1;
+		data += count;
+		size -= (size_t)count;
+	}
+	return 0;
+}
+
+static int same(const struct stat *one, const struct stat *other)
+{
+	return one->st_size == other->st_size && ns(one->st_mtim) == ns(other->st_mtim) &&
+	       ns(one->st_ctim) == ns(other->st_ctim);
+}
+
+/* Owner, mode and times as metadata.copy_metadata gives them to a file without attributes. */
+static int copy_metadata(struct batch *batch, int target, const struct stat *info)
+{
+	const struct timespec times[2] = {info->st_atim, info->st_mtim};
+	mode_t mode = info->st_mode & 07777;
+	gid_t gid = batch->gid;
+
+	if (gid == (gid_t)-1) {
+		struct stat there;
+		if (fstat(target, &there) < 0)
+			return -1;
+		gid = batch->gid = there.st_gid;
+	}
+	if (batch->me == 0) {
+		if ((gid != info->st_gid || info->st_uid != 0) && fchown(target, info->st_uid, info->st_gid) < 0)
+			return -1;
+	} else {
+		if (gid != info->st_gid && fchown(target, (uid_t)-1, info->st_gid) < 0) {
+			if (errno != EPERM && errno != EACCES)
+				return -1;
+			mode &= ~(mode_t)S_ISGID;
+		}
+		if (info->st_uid != batch->me)
+			mode &= ~(mode_t)S_ISUID;
+	}
+	if (fchmod(target, mode) < 0)
+		return -1;
+	return futimens(target, times);
+}
+
+/* From an open, ordinary source into an open, empty target. */
+static int fill(struct batch *batch, int source, int target, struct file *file)
+{
+	struct stat after;
+	size_t size = (size_t)file->info.st_size;
+
+	if (read_all(source, batch->data, size) < 0 || write_all(target, batch->data, size) < 0)
+		return -1;
+	if (batch->flags & VERIFY)
+		XXH128_canonicalFromHash(&file->digest, XXH3_128bits(batch->data, size));
+	if (copy_metadata(batch, target, &file->info) < 0)
+		return -1;
+	if (fstat(source, &after) < 0 || !same(&file->info, &after))
+		return -1;
+	return batch->flags & SYNC_EACH ? fsync(target) : 0;
+}
+
+static void write_one(struct batch *batch, const char *name, struct file *file, const char *temp)
+{
+	int done = -1, target;
+	int source = openat(batch->source, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+	if (source < 0)
+		return;
+	if (fstat(source, &file->info) < 0 || !S_ISREG(file->info.st_mode) || file->info.st_size > SMALL ||
+	    file->info.st_blocks * 512 < file->info.st_size || has_attributes(source)) {
+		close(source);
+		return;
+	}
+	target = openat(batch->target, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (target >= 0) {
+		done = fill(batch, source, target, file);
+		if (close(target) < 0) /* NFS and FUSE may report a full disk only here */
+			done = -1;
+		if (done < 0)
+			unlinkat(batch->target, temp, 0);
+		else
+			file->state = WRITTEN;
+	}
+	close(source);
+}
+
+/* Read back what was written and compare. */
+static enum state prove(const struct batch *batch, const struct file *file, const char *temp)
+{
+	struct stat there;
+	enum state state = UNTOUCHED;
+	int fd = openat(batch->target, temp, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+	if (fd < 0)
+		return state;
+	if (batch->flags & DROP_CACHE)
+		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	if (fstat(fd, &there) == 0 && there.st_size == file->info.st_size &&
+	    same_time(ns(file->info.st_mtim), ns(there.st_mtim)) &&
+	    read_all(fd, batch->data, (size_t)there.st_size) == 0) {
+		XXH128_canonical_t digest;
+		XXH128_canonicalFromHash(&digest, XXH3_128bits(batch->data, (size_t)there.st_size));
+		state = memcmp(&digest, &file->digest, sizeof digest) == 0 ? WRITTEN : MISMATCH;
+	}
+	close(fd);
+	return state;
+}
+
+static void place_one(const struct batch *batch, const char *name, struct file *file, const char *temp)
+{
+	struct stat there;
+
+	if (batch->flags & VERIFY) {
+		file->state = prove(batch, file, temp);
+	} else if (fstatat(batch->target, temp, &there, AT_SYMLINK_NOFOLLOW) < 0 ||
+	           there.st_size != file->info.st_size ||
+	           !same_time(ns(file->info.st_mtim), ns(there.st_mtim))) {
+		file->state = UNTOUCHED;
+	}
+	/* One that is newer than what replaces it has to be kept under another name: not for us. */
+	if (file->state == WRITTEN && !(batch->flags & MADE)) {
+		if (fstatat(batch->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0) {
+			if (errno != ENOENT)
+				file->state = UNTOUCHED;
+		} else if (S_ISREG(there.st_mode) && ns(there.st_mtim) > ns(file->info.st_mtim)) {
+			file->state = UNTOUCHED;
+		}
+	}
+	if (file->state == WRITTEN)
+		file->state = renameat(batch->target, temp, batch->target, name) < 0 ? UNTOUCHED : PLACED;
+	if (file->state != PLACED)
+		unlinkat(batch->target, temp, 0);
+}
+
+static void work(struct batch *batch, const char *name, struct file *files, size_t count)
+{
+	for (size_t i = 0; i < count; i++, name += strlen(name) + 1) {
+		char temp[TEMP_MAX + 32];
+		temp_name(batch, i, temp);
+		if (batch->flags & WRITE)
+			write_one(batch, name, &files[i], temp);
+		if (batch->flags & PLACE && files[i].state == WRITTEN)
+			place_one(batch, name, &files[i], temp);
+	}
+}
+
+static int encode(PyObject *list, struct names *names, size_t *count)
+{
+	Py_ssize_t size = PyList_Size(list);
+	if (size < 0)
+		return -1;
+	for (Py_ssize_t i = 0; i < size; i++) {
+		PyObject *item = PyList_GetItem(list, i), *bytes = NULL;
+		char *text;
+		int bad = !item || !PyUnicode_FSConverter(item, &bytes);
+		if (!bad) {
+			text = PyBytes_AsString(bytes);
+			bad = !text || add_name(names, text) < 0;
+			Py_DECREF(bytes);
+		}
+		if (bad) {
+			if (!PyErr_Occurred())
+				PyErr_NoMemory();
+			return -1;
+		}
+	}
+	*count = (size_t)size;
+	return 0;
+}
+
+/* What became of a batch: proofs, bytes, the names left to others, those that read back differently. */
+static PyObject *outcome(struct batch *batch, const struct names *names, const struct file *files, size_t count)
+{
+	PyObject *left = PyList_New(0), *different = PyList_New(0), *result = NULL;
+	char *proofs = malloc(PROOF * count + 1);
+	const char *name = names->data;
+	size_t placed = 0, written = 0;
+	unsigned long long bytes = 0;
+
+	if (!proofs)
+		PyErr_NoMemory();
+	for (size_t i = 0; proofs && left && different && i < count; i++, name += strlen(name) + 1) {
+		if (files[i].state == PLACED) {
+			uint64_t mark = mark_of(&batch->mark, name, &files[i].info);
+			for (int byte = 0; byte < 8; byte++)
+				proofs[PROOF * placed + (size_t)byte] = (char)(mark >> (8 * byte));
+			memcpy(proofs + PROOF * placed + 8, &files[i].digest, sizeof files[i].digest);
+			placed++;
+			bytes += (unsigned long long)files[i].info.st_size;
+		} else if (files[i].state == WRITTEN) {
+			written++;
+		} else {
+			PyObject *index = PyLong_FromSize_t(i);
+			int bad = !index || PyList_Append(files[i].state == MISMATCH ? different : left, index) < 0;
+			Py_XDECREF(index);
+			if (bad)
+				goto out;
+		}
+	}
+	if (proofs && left && different) {
+		/* What is only written waits for its sync: the caller brings these back. */
+		result = Py_BuildValue("(y#KOOy#)", proofs, (Py_ssize_t)(PROOF * placed), bytes, left, different,
+		                       (const char *)files, (Py_ssize_t)(written ? count * sizeof *files : 0));
+	}
+out:
+	free(proofs);
+	Py_XDECREF(left);
+	Py_XDECREF(different);
+	return result;
+}
+
+static PyObject *py_copy(PyObject *self, PyObject *args)
+{
+	struct batch batch = {0};
+	struct names names = {0};
+	struct file *files = NULL;
+	PyObject *list, *result = NULL;
+	const char *prefix, *before;
+	Py_ssize_t prefix_length, before_length, first;
+	long long gid;
+	size_t count = 0;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "iiOy#snLiy#:copy", &batch.source, &batch.target, &list, &prefix, &prefix_length,
+	                      &batch.temp, &first, &gid, &batch.flags, &before, &before_length))
+		return NULL;
+	if (strlen(batch.temp) > TEMP_MAX) {
+		PyErr_SetString(PyExc_ValueError, "the temporary name is too long");
+		return NULL;
+	}
+	batch.first = (size_t)first;
+	batch.gid = (gid_t)gid;
+	batch.me = geteuid();
+	if (encode(list, &names, &count) < 0)
+		goto out;
+	if (before_length && (size_t)before_length != count * sizeof *files) {
+		PyErr_SetString(PyExc_ValueError, "these are not the files that were written");
+		goto out;
+	}
+	files = calloc(count ? count : 1, sizeof *files);
+	batch.data = malloc(SMALL + 1);
+	if (!files || !batch.data || mark_init(&batch.mark, prefix, (size_t)prefix_length) < 0) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	if (before_length)
+		memcpy(files, before, (size_t)before_length);
+	Py_BEGIN_ALLOW_THREADS
+	work(&batch, names.data, files, count);
+	Py_END_ALLOW_THREADS
+	result = outcome(&batch, &names, files, count);
+out:
+	free(batch.mark.text);
+	free(batch.data);
+	free(files);
+	free(names.data);
+	return result;
+}
+
+/* --- the module -------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+	{"marks", py_marks, METH_VARARGS, "The set of the fingerprints in a buffer of 64-bit numbers."},
+	{"has", py_has, METH_VARARGS, "Whether a set has a fingerprint."},
+	{"opendir", py_opendir, METH_VARARGS, "A directory to read, from a descriptor that stays the caller's."},
+	{"readdir", py_readdir, METH_VARARGS, "Some entries: names that are no directories, directories, whether that was all."},
+	{"examine", py_examine, METH_VARARGS, "What is to be done with names of one directory."},
+	{"copy", py_copy, METH_VARARGS, "Copy ordinary files of one directory."},
+	{NULL, NULL, 0, NULL},
+};
+
+static int add_constants(PyObject *made)
+{
+	return PyModule_AddIntMacro(made, WRITE) < 0 || PyModule_AddIntMacro(made, PLACE) < 0 ||
+	                       PyModule_AddIntMacro(made, VERIFY) < 0 || PyModule_AddIntMacro(made, SYNC_EACH) < 0 ||
+	                       PyModule_AddIntMacro(made, DROP_CACHE) < 0 || PyModule_AddIntMacro(made, MADE) < 0
+	               ? -1
+	               : 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_constants}, {0, NULL}};
+
+static struct PyModuleDef module = {
+	PyModuleDef_HEAD_INIT, "_native", "Staging's ordinary work without the interpreter.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+	return PyModuleDef_Init(&module);
+}

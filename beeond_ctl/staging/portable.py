@@ -1,0 +1,95 @@
+"""What `_native` does, without it: the same functions, which leave everything to their callers.
+
+For sites that have no C compiler. Which of the two is used makes no difference but to the time it takes; tests run
+over both.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left
+from itertools import islice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Marks = list[array[int]]
+
+WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE = 1, 2, 4, 8, 16, 32
+"""What `copy` is to do, and with what."""
+
+
+def marks(known: array[int]) -> Marks:
+    """The set of some fingerprints: 8 bytes each, sorted in parts, so that ten million fit anywhere."""
+    parts = [array("Q") for _ in range(256)]
+    for mark in known:
+        parts[mark >> 56].append(mark)
+    return [array("Q", sorted(part)) for part in parts]
+
+
+def has(known: Marks, mark: int) -> bool:
+    """Whether a set has a fingerprint."""
+    part = known[mark >> 56]
+    at = bisect_left(part, mark)
+    return at < len(part) and part[at] == mark
+
+
+def opendir(fd: int) -> Iterator[os.DirEntry[str]]:
+    """A directory to read, from a descriptor that stays the caller's. Raises OSError."""
+    return os.scandir(fd)
+
+
+def readdir(directory: Iterator[os.DirEntry[str]], limit: int) -> tuple[bytes, list[str], bool]:
+    """Some entries: names that are no directories, each with a NUL behind; directories; whether that was all.
+
+    Raises OSError.
+    """
+    names, below = bytearray(), []
+    count = 0
+    for entry in islice(directory, limit):
+        count += 1
+        if entry.is_dir(follow_symlinks=False):
+            below.append(entry.name)
+        else:
+            names += os.fsencode(entry.name) + b"\0"
+    return bytes(names), below, count < limit
+
+
+def examine(
+    source: int,  # noqa: ARG001
+    target: int,  # noqa: ARG001
+    names: bytes,
+    prefix: bytes,  # noqa: ARG001
+    known: Marks | None,  # noqa: ARG001
+    update: bool,  # noqa: ARG001, FBT001
+) -> tuple[int, list[str], list[int], list[str]]:
+    """What is to be done with names of one directory: how many are at `target` already (a descriptor, or -1), names
+    and sizes of ordinary files that are not, and the names that the caller has to look at.
+
+    A file is there if its fingerprint is `known` (`prefix` is its directory's path with a slash) or `update` is set,
+    and `target` has it as `scan` says.
+    """
+    return 0, [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
+
+
+def copy(
+    source: int,  # noqa: ARG001
+    target: int,  # noqa: ARG001
+    names: list[str],
+    prefix: bytes,  # noqa: ARG001
+    temp: str,  # noqa: ARG001
+    first: int,  # noqa: ARG001
+    gid: int,  # noqa: ARG001
+    flags: int,  # noqa: ARG001
+    before: bytes,  # noqa: ARG001
+) -> tuple[bytes, int, list[int], list[int], bytes]:
+    """Copy ordinary files of one directory, the number N of them by way of the name TEMP + (`first` + N).
+
+    `gid` is the group of new files in `target` (-1: not known). With `WRITE` but not `PLACE`, they get their names when
+    called again with `PLACE` and the last of the values returned, as `before`, after they were synced. Returns proofs,
+    bytes, the numbers of the names that are left to the caller, with nothing of them at `target`, those of files that
+    read back differently, and what to come back with.
+    """
+    return b"", 0, list(range(len(names))), [], b""
