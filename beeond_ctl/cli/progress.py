@@ -11,6 +11,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from beeond_ctl.estimate import ENTRY_COST
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
@@ -24,9 +25,8 @@ EVERY_S: Final = {"live": 0.25, "json": 1.0, "plain": 1.0, "quiet": 1.0}
 LINE_EVERY_S: Final = 10.0
 """Between two plain lines."""
 
+_NODE_LINES: Final = 8
 _WINDOW_S: Final = 20.0
-_ENTRY_COST: Final = 64 << 10
-"""Bytes that can be copied in the time that an entry takes beside its data, roughly."""
 
 
 def way(*, as_json: bool, quiet: bool) -> str:
@@ -63,6 +63,17 @@ class Pace:
             return last.bytes_done / last.seconds if last.seconds > 0 else 0.0
         return (last.bytes_done - first.bytes_done) / (last.seconds - first.seconds)
 
+    def by_node(self) -> dict[str, tuple[int, float]]:
+        """For each node the bytes that it has copied, and how many in a second."""
+        first, last = self._seen[0], self._seen[-1]
+        before, seconds = first.bytes_by_node, last.seconds - first.seconds
+        if first is last or seconds <= 0:
+            before, seconds = {}, last.seconds
+        return {
+            node: (size, (size - before.get(node, 0)) / seconds if seconds > 0 else 0.0)
+            for node, size in sorted(last.bytes_by_node.items())
+        }
+
     def left_s(self) -> float | None:
         """Seconds; None as long as nobody can know: the source is still being scanned, or nothing moves."""
         first, last = self._seen[0], self._seen[-1]
@@ -74,7 +85,7 @@ class Pace:
         return max(0.0, left / moved * (last.seconds - first.seconds))
 
     def _work(self, entries: int, size: int) -> int:
-        return entries * _ENTRY_COST + size * self._weight
+        return entries * ENTRY_COST + size * self._weight
 
 
 def phase(now: Progress) -> str:
@@ -90,14 +101,29 @@ def line(now: Progress, pace: Pace) -> str:
     parts = [
         f"{format_size(now.bytes_done)} of {format_size(now.bytes_total)}",
         *([f"{now.failed} failed"] if now.failed else []),
-        *([] if left_s is None else [f"{_duration(left_s)} left"]),
+        *([] if left_s is None else [f"{duration(left_s)} left"]),
         f"{format_size(int(pace.rate()))}/s",
         f"{now.entries_done} of {now.entries_total} entries{'' if now.scanned else ' found so far'}",
     ]
     return f"{phase(now)}: {', '.join(parts)}"
 
 
-def _duration(seconds: float) -> str:
+def node_lines(pace: Pace) -> list[str]:
+    """A line for each node where several copy; of many, the slowest."""
+    nodes = pace.by_node()
+    if len(nodes) < 2:
+        return []
+    shown = sorted(sorted(nodes, key=lambda node: nodes[node][1])[:_NODE_LINES])
+    width = max(len(node) for node in shown)
+    lines = [
+        f"{node:<{width}}  {format_size(int(nodes[node][1]))}/s, {format_size(nodes[node][0])}"
+        for node in shown
+    ]
+    more = len(nodes) - len(shown)
+    return [*lines, *([f"and {more} faster nodes"] if more else [])]
+
+
+def duration(seconds: float) -> str:
     """`seconds` as a person says it: 42 s, 3:07 min, 2:05 h."""
     whole = round(seconds)
     if whole < 60:
@@ -130,7 +156,11 @@ def _lines(pace: Pace) -> Callable[[Progress], None]:
         pace.add(now)
         if now.seconds >= due_s:
             due_s = now.seconds + LINE_EVERY_S
-            sys.stderr.write(line(now, pace) + "\n")
+            nodes = pace.by_node()
+            rates = ", ".join(
+                f"{node} {format_size(int(rate))}/s" for node, (_, rate) in [*nodes.items()][:_NODE_LINES]
+            )
+            sys.stderr.write(line(now, pace) + (f" ({rates})" if len(nodes) > 1 else "") + "\n")
             sys.stderr.flush()
 
     return show
@@ -152,9 +182,10 @@ def _live(pace: Pace) -> Iterator[Callable[[Progress], None]]:
 
     def show(now: Progress) -> None:
         pace.add(now)
-        total = now.bytes_total + now.entries_total * _ENTRY_COST if now.scanned else None
-        done = now.bytes_done + now.entries_done * _ENTRY_COST
-        display.update(task, total=total, completed=done, description=line(now, pace), refresh=True)
+        total = now.bytes_total + now.entries_total * ENTRY_COST if now.scanned else None
+        done = now.bytes_done + now.entries_done * ENTRY_COST
+        text = "\n".join([line(now, pace), *node_lines(pace)])
+        display.update(task, total=total, completed=done, description=text, refresh=True)
 
     with display:
         yield show
@@ -173,6 +204,7 @@ def _facts(now: Progress, pace: Pace) -> dict[str, Any]:
         "seconds": round(now.seconds, 3),
         "rate": int(pace.rate()),
         "left_s": None if left_s is None else round(left_s, 1),
+        "nodes": {node: {"bytes": size, "rate": int(rate)} for node, (size, rate) in pace.by_node().items()},
     }
 
 
@@ -183,6 +215,14 @@ def started(facts: dict[str, Any], *, as_json: bool) -> None:
     """Say what begins; people have just typed it."""
     if as_json:
         _event("start", **facts)
+
+
+def news(text: str, *, as_json: bool) -> None:
+    """Say at once what people should know although the transfer goes on: a node that is lost."""
+    if as_json:
+        _event("news", text=one_line(text))
+    else:
+        _say(f"note: {one_line(text)}")
 
 
 def ended(summary: Summary, resume: str, *, as_json: bool, quiet: bool) -> None:

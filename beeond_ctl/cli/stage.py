@@ -1,4 +1,4 @@
-"""`beeond-ctl stage in|out`: one transfer by whoever types it, on the machine where it is typed.
+"""`beeond-ctl stage in|out`: one transfer by whoever types it, over all nodes of the job that it is typed in.
 
 Knows paths, journals and signals. How it is copied is `staging`'s, how it looks is `cli.progress`'s.
 """
@@ -11,11 +11,13 @@ import signal
 import stat
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from beeond_ctl import flushes
 from beeond_ctl.errors import NodeError, UsageError, UserError, one_line
 from beeond_ctl.request import FLAGS, show
 
@@ -25,27 +27,31 @@ if TYPE_CHECKING:
     from beeond_ctl.staging.transfer import Job
 
 _KEEP_S: Final = 30 * 86400
-"""A journal that nobody has gone on with for so long is removed: it has about 120 bytes for each file."""
+"""A journal that nobody has gone on with for so long is removed: it has about 32 bytes for each file."""
 
-_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""SIGUSR1 is what comes through srun of another one (see `nodes.relayed`)."""
 
 
 @click.group()
 def stage() -> None:
     """Copy into or out of $BEEOND now, as staging does it: verified, and resumable after whatever ends it.
 
-    Works outside of a job as well, between any two places on one machine.
+    In a job all its nodes copy. Works outside of a job as well, between any two places, on one machine.
     """
 
 
-def _with_options(command: Callable[..., int]) -> Callable[..., int]:
+def with_options(command: Callable[..., int]) -> Callable[..., int]:
     """The options that both directions have."""
     options = [
         *(click.option(f"--{name}", is_flag=True, help=_sentence(text)) for name, text in FLAGS.items()),
         click.option(
             "--workers", type=click.IntRange(1, 256), metavar="N",
-            help="Processes that copy. Default: one for each processor, 16 at most.",
+            help="Processes that copy on each node. Default: one for each processor, 16 at most.",
         ),
+        click.option("--here", is_flag=True, help="Copy on this machine alone, not on all nodes of the job."),
+        click.option("--dry-run", is_flag=True, help="Say what would be copied or deleted; change nothing."),
+        click.option("--yes", is_flag=True, help="With --delete: do not ask."),
         click.option("--quiet", is_flag=True, help="Show no progress, and nothing at all if all went well."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON event a line for scripts."),
     ]  # fmt: skip
@@ -61,12 +67,12 @@ def _sentence(text: str) -> str:
 @stage.command("in")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@_with_options
+@with_options
 def stage_in(source: str, destination: str, **options: Any) -> int:  # noqa: ANN401 - click gives them as they are
     """Copy SRC to DST, which in a job is below $BEEOND if it is relative.
 
     A directory's contents go into DST; a file becomes DST, or goes into it if DST is a directory or ends with '/'.
-    This machine alone copies, not all nodes of the job. Ctrl-C stops it, and the same command resumes it.
+    In a job all its nodes copy. Ctrl-C stops it, and the same command resumes it.
     Exit code 0 only if everything is proved to be at DST.
 
     \b
@@ -79,12 +85,12 @@ def stage_in(source: str, destination: str, **options: Any) -> int:  # noqa: ANN
 @stage.command("out")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@_with_options
+@with_options
 def stage_out(source: str, destination: str, **options: Any) -> int:  # noqa: ANN401 - click gives them as they are
     """Copy SRC, which in a job is below $BEEOND if it is relative, to DST.
 
     A directory's contents go into DST; a file becomes DST, or goes into it if DST is a directory or ends with '/'.
-    This machine alone copies, not all nodes of the job. Ctrl-C stops it, and the same command resumes it.
+    In a job all its nodes copy. Ctrl-C stops it, and the same command resumes it.
     Exit code 0 only if everything is proved to be at DST.
 
     \b
@@ -95,25 +101,33 @@ def stage_out(source: str, destination: str, **options: Any) -> int:  # noqa: AN
 
 
 def _run(
-    direction: str, source: str, destination: str, *, workers: int | None, quiet: bool, as_json: bool, **chosen: bool
+    direction: str, source: str, destination: str,
+    *, workers: int | None, here: bool, dry_run: bool, yes: bool, quiet: bool, as_json: bool, **chosen: bool,
 ) -> int:  # fmt: skip
-    from beeond_ctl.cli import progress
+    from beeond_ctl.cli import late, nodes, preview, progress
+
+    if (code := nodes.relayed(here=here)) is not None:
+        return code
     from beeond_ctl.staging.local import copy_local
     from beeond_ctl.staging.transfer import show_path
 
     flags = tuple(name for name in FLAGS if chosen[name.replace("-", "_")])
     job = _job(source, destination, flags, inward=direction == "in")
-    command = _command(direction, job, workers)
+    if dry_run:
+        return preview.show(job, as_json=as_json)
+    preview.confirm_deletion(job, yes=yes, as_json=as_json)
+    command = _command(direction, job, workers, here=here)
     how = progress.way(as_json=as_json, quiet=quiet)
     try:
-        with _stoppable(), _journal(job) as journal:
+        with stoppable(), _journal(job) as journal:
             resumed = any(path.stat().st_size for path in journal.glob("*.journal"))
             facts = {"direction": direction, "flags": flags, "resumed": resumed}
             paths = {"source": show_path(job.source), "destination": show_path(job.destination)}
             progress.started(facts | paths, as_json=as_json)
             with progress.shown(how, by_entries=resumed or "update" in flags) as tell:
                 summary = copy_local(
-                    job, journal_dir=journal, progress=tell, progress_every_s=progress.EVERY_S[how], workers=workers
+                    job, journal_dir=journal, progress=tell, progress_every_s=progress.EVERY_S[how], workers=workers,
+                    others=nodes.others(workers, here=here), news=partial(progress.news, as_json=as_json),
                 )  # fmt: skip
             if summary.proved or (not resumed and (summary.missing or summary.refused)):
                 _remove(journal)
@@ -125,6 +139,7 @@ def _run(
     except OSError as error:
         raise NodeError(f"stage {direction} has stopped: {one_line(error)}; to go on: {command}") from error
     progress.ended(summary, command, as_json=as_json, quiet=quiet)
+    late.warn(os.environ)
     return 0 if summary.proved else 1
 
 
@@ -139,14 +154,15 @@ def _job(source: str, destination: str, flags: tuple[str, ...], *, inward: bool)
         raise UsageError("SRC or DST is empty; write '.' for this directory")
     place = os.environ.get("BEEOND", "")
     if inward:
-        source, destination = _absolute(source, ""), _absolute(destination, place)
+        source, destination = absolute(source, ""), absolute(destination, place)
     else:
-        source, destination = _absolute(source, place), _absolute(destination, "")
-    durable = not (place and _lies_below(destination, place))
-    return Job(os.fsencode(source), os.fsencode(destination), flags, durable)
+        source, destination = absolute(source, place), absolute(destination, "")
+    durable = not (place and lies_below(destination, place))
+    flushed = os.path.join(place, flushes.NAME) if place and not inward else ""
+    return Job(os.fsencode(source), os.fsencode(destination), flags, durable, flushes=os.fsencode(flushed))
 
 
-def _absolute(path: str, place: str) -> str:
+def absolute(path: str, place: str) -> str:
     """`path` as it stands if absolute; below `place`, $BEEOND's value, if there is one; else below where we are."""
     if path.startswith("/"):
         return path
@@ -163,19 +179,22 @@ def _absolute(path: str, place: str) -> str:
     return os.path.join(place, path)
 
 
-def _lies_below(path: str, place: str) -> bool:
+def lies_below(path: str, place: str) -> bool:
+    """Whether `path` is, or leads to, `place` or something below it."""
     real = os.path.realpath(place)
     return os.path.commonpath([os.path.realpath(path), real]) == real
 
 
-def _command(direction: str, job: Job, workers: int | None) -> str:
+def _command(direction: str, job: Job, workers: int | None, *, here: bool) -> str:
     """What does the same from anywhere, ready to be pasted into a shell."""
     words = ["beeond-ctl", "stage", direction, *(f"--{flag}" for flag in job.flags)]
     words += ["--workers", str(workers)] if workers else []
-    return " ".join([*words, _quoted(job.source), _quoted(job.destination)])
+    words += ["--here"] if here else []
+    words += ["--yes"] if "delete" in job.flags else []
+    return " ".join([*words, quoted(job.source), quoted(job.destination)])
 
 
-def _quoted(path: bytes) -> str:
+def quoted(path: bytes) -> str:
     """`path` for a shell, on one line, with no blanks that a message might fold."""
     try:
         text = path.decode()
@@ -190,8 +209,8 @@ def _quoted(path: bytes) -> str:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop the block once, as KeyboardInterrupt.
+def stoppable() -> Iterator[None]:
+    """A signal of `_STOPPING` stops the block once, as KeyboardInterrupt.
 
     From then on they are ignored, so that an impatient second Ctrl-C cuts nothing off; stopping takes some seconds at
     most. One that was ignored before (nohup) stays so.
@@ -208,6 +227,24 @@ def _stoppable() -> Iterator[None]:
     yield
     for each, handler in before.items():
         signal.signal(each, handler)
+
+
+# --- the job's instance -----------------------------------------------------------------------------------
+
+
+def hint(mount: str) -> dict[str, Any]:
+    """What this node was told of the instance at `mount` for us; empty if nothing."""
+    from beeond_ctl import config as configuration
+    from beeond_ctl import hints
+    from beeond_ctl.errors import ConfigError
+
+    context = click.get_current_context(silent=True)
+    path = context.find_root().obj if context else None
+    try:
+        paths = configuration.load(path or configuration.DEFAULT_PATH).paths
+    except ConfigError:
+        paths = configuration.Paths()
+    return next((found for found in hints.read_all(paths.run) if found.get("mount") == mount), {})
 
 
 # --- journals ---------------------------------------------------------------------------------------------
@@ -238,7 +275,7 @@ def _journal(job: Job) -> Iterator[Path]:
         base.chmod(0o700)
         _remove_old(base)
         place = base / hashlib.blake2b(key, digest_size=8).hexdigest()
-        lock = _locked(place)
+        lock = locked(place)
     except OSError as error:
         raise UserError(
             f"no journal can be kept in {show(str(base))}: {error.strerror}; set XDG_STATE_HOME to a directory of yours"
@@ -276,7 +313,7 @@ def _is_reached_safely(base: Path) -> bool:
     return all(path.lstat().st_uid == 0 for path in there)
 
 
-def _locked(place: Path) -> int | None:
+def locked(place: Path) -> int | None:
     """A descriptor that holds the lock of `place`, which is made if need be; None if another has it. Raises OSError."""
     import fcntl
 
@@ -313,7 +350,7 @@ def _remove_old(base: Path) -> None:
     for place in base.iterdir():
         with suppress(OSError):
             if time.time() - max(path.stat().st_mtime for path in (place, *place.iterdir())) > _KEEP_S:
-                lock = _locked(place)
+                lock = locked(place)
                 if lock is not None:
                     _remove(place)
                     os.close(lock)

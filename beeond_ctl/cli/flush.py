@@ -1,0 +1,412 @@
+"""`beeond-ctl flush`: copy a finished part of the job's results to its place on global storage while the job goes on.
+
+Knows where a path belongs and how a flush is started, watched and shown. How it is copied is `staging`'s, where it is
+noted down `flushes`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from beeond_ctl import flushes
+from beeond_ctl.cli import stage
+from beeond_ctl.errors import NodeError, UsageError, UserError, one_line
+from beeond_ctl.request import show
+from beeond_ctl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beeond_ctl.staging.transfer import Job, Progress, Summary
+
+_BEGIN_S: Final = 60.0
+_LOOK_S: Final = 0.1
+_NICE: Final = 10
+_KEPT_FLAGS: Final = frozenset(["metadata-only", "update"])
+
+
+@click.command()
+@click.argument("path", required=False)
+@click.argument("destination", metavar="[DST]", required=False)
+@click.option("--wait", is_flag=True, help="Wait until it is done; without PATH, for all flushes of the job.")
+@click.option("--list", "as_list", is_flag=True, help="Show the flushes of this job and how far they are.")
+@click.option("--dry-run", is_flag=True, help="Say what would be copied, and change nothing.")
+@click.option("--workers", type=click.IntRange(1, 256), metavar="N", help="Processes that copy on each node.")
+@click.option("--here", is_flag=True, help="Copy on this machine alone, not on all nodes of the job.")
+@click.option("--quiet", is_flag=True, help="Show no progress, and nothing at all if all went well.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+@click.option("--run", hidden=True, help="This process is the one in the background.")
+def flush(
+    path: str | None, destination: str | None, *, wait: bool, as_list: bool, dry_run: bool, workers: int | None,
+    here: bool, quiet: bool, as_json: bool, run: str | None,
+) -> int:  # fmt: skip
+    """Copy PATH, a finished file or directory below $BEEOND, to its place on global storage while the job goes on.
+
+    The place follows from --beeond-stage-out of the job, or is DST. It is copied in the background by all nodes of the
+    job; --wait waits. Stage-out then leaves out what was flushed and has not changed since. A flush that is
+    not done when the job ends is stopped, and stage-out does the rest.
+
+    \b
+    Example:
+      beeond-ctl flush out/checkpoint-17
+      beeond-ctl flush --wait
+    """
+    from beeond_ctl.cli import nodes, preview
+
+    if (code := nodes.relayed(here=here)) is not None:
+        return code
+    mount = _mount()
+    if as_list:
+        _list(mount, as_json=as_json)
+        return 0
+    if path is None:
+        if not wait:
+            raise UsageError("flush needs a PATH below $BEEOND, or --wait, or --list")
+        return _wait_for_all(mount, quiet=quiet, as_json=as_json)
+    job = _job(mount, path, destination)
+    if dry_run:
+        return preview.show(job, as_json=as_json)
+    place = flushes.place(mount, job.source, job.destination, job.only)
+    words = _words(job, workers, here=here, given=destination is not None)
+    if wait or run:
+        return _flush(job, place, words, run, workers, here=here, quiet=quiet, as_json=as_json)
+    _begin(place, words)
+    if not quiet:
+        text = f"flush of {_shown(job)} runs; `beeond-ctl flush --list` shows how far it is"
+        _tell(text, {"event": "start", **(flushes.read(place) or {})}, as_json)
+    return 0
+
+
+def _mount() -> str:
+    mount = os.environ.get("BEEOND", "")
+    if not mount.startswith("/") or not os.path.isdir(mount):
+        raise UserError("flush is for jobs with a file system, and $BEEOND names none that is there")
+    return mount
+
+
+# --- which place ------------------------------------------------------------------------------------------
+
+
+def _job(mount: str, path: str, destination: str | None) -> Job:
+    """The transfer that is meant. Raises UsageError, UserError."""
+    from beeond_ctl.staging.transfer import Job
+
+    if not path or destination == "":
+        raise UsageError("PATH or DST is empty; write '.' for all of $BEEOND")
+    source = os.path.normpath(stage.absolute(path, mount))
+    top = os.path.normpath(mount)
+    real = os.path.realpath(source)
+    if real.startswith(f"{os.path.realpath(top)}/"):  # what a link such as `latest` leads to
+        source = os.path.join(top, os.path.relpath(real, os.path.realpath(top)))
+    if source != top and not source.startswith(f"{top}/"):
+        raise UserError(
+            f"{show(path)} is not below $BEEOND, {show(top)}; flush copies from there to global storage"
+        )
+    if not os.path.lexists(source):
+        raise UserError(f"{show(source)} is not there; is it written already?")
+    journals = os.fsencode(os.path.join(top, flushes.NAME))  # belong to nothing that is copied
+    if destination is not None:
+        return Job(os.fsencode(source), os.fsencode(stage.absolute(destination, "")), flushes=journals)
+    within = os.path.relpath(source, top)
+    outer, target, flags = _place_of(within, _transfers(top))
+    only = "" if within == outer else os.path.relpath(within, outer)
+    root = top if outer == "." else os.path.join(top, outer)
+    kept = tuple(flag for flag in flags if flag in _KEPT_FLAGS)
+    return Job(os.fsencode(root), os.fsencode(target), kept, only=os.fsencode(only), flushes=journals)
+
+
+def _place_of(
+    within: str, transfers: list[tuple[str, str, tuple[str, ...]]]
+) -> tuple[str, str, tuple[str, ...]]:
+    """The stage-out that `within`, relative to $BEEOND, is part of: the most specific one. Raises UserError.
+
+    >>> _place_of("out/a/b", [(".", "/all", ()), ("out", "/results", ())])
+    ('out', '/results', ())
+    """
+    fitting = [each for each in transfers if each[0] in (".", within) or within.startswith(f"{each[0]}/")]
+    if not fitting:
+        raise UserError(
+            f"no stage-out of this job has {show(within)} in it; say where to copy it: flush PATH DST"
+        )
+    best = max(fitting, key=lambda each: len(each[0]) if each[0] != "." else 0)
+    same = [each[1] for each in fitting if each[0] == best[0]]
+    if len(same) > 1:
+        raise UserError(
+            f"{show(within)} has {len(same)} places by the stage-outs of this job; say which: flush PATH DST"
+        )
+    return best
+
+
+def _transfers(mount: str) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The job's stage-outs, as this node was told for the job's user: source below $BEEOND, destination, flags."""
+    found = []
+    for source, destination, flags in stage.hint(mount).get("places", ()):
+        found.append((os.path.normpath(source), destination, tuple(flags)))
+    return found
+
+
+def _shown(job: Job) -> str:
+    from beeond_ctl.staging.transfer import show_path
+
+    source = os.path.join(job.source, job.only) if job.only else job.source
+    target = os.path.join(job.destination, job.only) if job.only else job.destination
+    return f"{show_path(source)} to {show_path(target)}"
+
+
+# --- in the background ------------------------------------------------------------------------------------
+
+
+def _words(job: Job, workers: int | None, *, here: bool, given: bool) -> list[str]:
+    """The options and paths that mean the same flush from anywhere in the job."""
+    options = [*(["--workers", str(workers)] if workers else []), *(["--here"] if here else [])]
+    source = os.path.join(job.source, job.only) if job.only else job.source
+    return [*options, "--", os.fsdecode(source), *([os.fsdecode(job.destination)] if given else [])]
+
+
+def _begin(place: Path, words: list[str]) -> None:
+    """Start this command once more, away from the shell that it was typed in, and see that it has begun.
+
+    In Slurm it is a step of the job: its processes are not the shell's, and at the end of the job get SIGTERM, and the
+    site's KillWait to stop in order. Raises UserError, NodeError.
+    """
+    import secrets
+    import subprocess
+
+    from beeond_ctl import step
+
+    run = secrets.token_hex(8)
+    command = [sys.executable, "-I", "-X", "utf8", sys.argv[0], "flush", "--run", run, *words]
+    of = step.allocation(os.environ)
+    environment = dict(os.environ)
+    if of is not None and of.here in of.nodes:
+        command = step.argv(of, (of.here,), command, os.environ)
+        environment = step.environment(os.environ)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=_where_to_complain(), cwd="/",
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise NodeError(f"the flush cannot be started: {one_line(error)}") from error
+    deadline_s = time.monotonic() + _BEGIN_S
+    while (flushes.read(place) or {}).get("run") != run:
+        if process.poll() is not None and (flushes.read(place) or {}).get("run") != run:
+            raise UserError("the flush has not begun, for the reason above; `flush --wait` shows more")
+        if time.monotonic() > deadline_s:
+            process.terminate()
+            raise NodeError(f"the flush has not begun within {_BEGIN_S:.0f} s; is Slurm busy? Use --wait")
+        time.sleep(_LOOK_S)
+
+
+def _where_to_complain() -> int:
+    """Our stderr where the flush may keep it open: a file or terminal, not a pipe whose reader waits for its end."""
+    import subprocess
+
+    with suppress(OSError):
+        mode = os.fstat(2).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
+            return 2
+    return subprocess.DEVNULL
+
+
+def _flush(
+    job: Job, place: Path, words: list[str], run: str | None, workers: int | None,
+    *, here: bool, quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Copy now. `run` names the process in the background that this is; None: this is the one that was typed."""
+    import secrets
+
+    from beeond_ctl.cli import late, nodes, progress
+    from beeond_ctl.staging.local import copy_local
+
+    behind = run is not None
+    lock = _lock(place)
+    if lock is None:
+        if behind:
+            raise UserError(f"the flush of {_shown(job)} runs already; wait for it: beeond-ctl flush --wait")
+        return _wait_for([place], quiet=quiet, as_json=as_json)
+    if behind:
+        os.nice(_NICE)
+    note = _Note(job, place, run or secrets.token_hex(8))
+    how = "quiet" if behind else progress.way(as_json=as_json, quiet=quiet)
+    command = " ".join(
+        ["beeond-ctl flush --wait", *(stage.quoted(os.fsencode(word)) for word in words if word != "--")]
+    )
+    try:
+        with stage.stoppable(), progress.shown(how, by_entries=True) as tell:
+            note.began()
+            summary = copy_local(
+                job, journal_dir=place, progress=note.also(tell), progress_every_s=progress.EVERY_S[how],
+                workers=workers, others=nodes.others(workers, here=here, nice=_NICE if behind else 0),
+                news=note.news if behind else partial(progress.news, as_json=as_json),
+            )  # fmt: skip
+    except KeyboardInterrupt as stop:
+        note.stopped()
+        if behind:
+            _complain(job, "was stopped before it was done")
+        else:
+            progress.interrupted(command, as_json=as_json)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    except OSError as error:
+        note.failed(one_line(error))
+        raise NodeError(f"flush has stopped: {one_line(error)}; to go on: {command}") from error
+    finally:
+        os.close(lock)
+    note.ended(summary)
+    if behind and not summary.proved:
+        _complain(job, "; ".join(summary.problems()) or "it did not come to its end")
+    elif not behind:
+        progress.ended(summary, command, as_json=as_json, quiet=quiet)
+    late.warn(os.environ)
+    return 0 if summary.proved else 1
+
+
+def _complain(job: Job, why: str) -> None:
+    """Say in the job's output what is wrong with a flush in the background."""
+    from beeond_ctl.cli.progress import one_line as escaped
+
+    sys.stderr.write(
+        f"beeond-ctl: flush of {escaped(_shown(job))}: {escaped(why)}; stage-out does the rest\n"
+    )
+
+
+def _lock(place: Path) -> int | None:
+    """The lock of a flush; None where it runs already, on whichever node. Raises UserError."""
+    try:
+        os.umask(0o077)
+        place.parent.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True)
+        status = flushes.read(place) or {}
+        # Locks may not reach from node to node; on this one they tell whether it is alive.
+        if status.get("state") == "running" and status.get("node") != os.environ.get("SLURMD_NODENAME", ""):
+            return None
+        return stage.locked(place)
+    except OSError as error:
+        raise UserError(f"no journal can be kept in {show(str(place))}: {error.strerror}") from error
+
+
+class _Note:
+    """Writes down how far a flush is. A status that cannot be written costs nothing but the display."""
+
+    def __init__(self, job: Job, place: Path, run: str) -> None:
+        from beeond_ctl.staging.transfer import show_path
+
+        self._place = place
+        self._written_s = 0.0
+        source = os.path.join(job.source, job.only) if job.only else job.source
+        target = os.path.join(job.destination, job.only) if job.only else job.destination
+        self._status: flushes.Status = {
+            "id": place.name, "run": run, "source": show_path(source), "destination": show_path(target),
+            "node": os.environ.get("SLURMD_NODENAME", ""), "began": time.time(), "news": [],
+        }  # fmt: skip
+
+    def _write(self, state: str, **facts: Any) -> None:  # noqa: ANN401 - whatever JSON can say
+        self._status |= {"state": state, **facts}
+        self._written_s = time.monotonic()
+        with suppress(OSError):
+            flushes.write(self._place, self._status)
+
+    def began(self) -> None:
+        """Say that it has begun. Raises OSError: without this nobody would see it."""
+        self._status["state"] = "running"
+        flushes.write(self._place, self._status)
+
+    def also(self, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
+        """`tell`, and the status every two seconds."""
+
+        def both(now: Progress) -> None:
+            tell(now)
+            if time.monotonic() - self._written_s >= flushes.BEAT_S:
+                self._write(
+                    "running", entries_done=now.entries_done, entries_total=now.entries_total,
+                    bytes_done=now.bytes_done, bytes_total=now.bytes_total, seconds=round(now.seconds, 3),
+                    nodes=now.bytes_by_node,
+                )  # fmt: skip
+
+        return both
+
+    def news(self, text: str) -> None:
+        """Note what happened to a node."""
+        self._status["news"].append(text)
+
+    def stopped(self) -> None:
+        self._write("stopped", ended=time.time())
+
+    def failed(self, why: str) -> None:
+        self._write("failed", ended=time.time(), problems=[why])
+
+    def ended(self, summary: Summary) -> None:
+        facts = {
+            key: value for key, value in summary.as_dict().items() if key not in ("source", "destination")
+        }
+        self._write("proved" if summary.proved else "failed", ended=time.time(), **facts)
+
+
+# --- waiting and showing ----------------------------------------------------------------------------------
+
+
+def _wait_for_all(mount: str, *, quiet: bool, as_json: bool) -> int:
+    found = flushes.read_all(mount)
+    return _wait_for(
+        [Path(mount) / flushes.NAME / str(status["id"]) for status in found], quiet=quiet, as_json=as_json
+    )
+
+
+def _wait_for(places: list[Path], *, quiet: bool, as_json: bool) -> int:
+    """Wait until none of these runs any more; each says every two seconds that it does, or counts as lost."""
+    code = 0
+    for place in places:
+        while (status := flushes.read(place)) is not None and status["state"] == "running":
+            time.sleep(_LOOK_S)
+        if status is None:
+            continue
+        if status["state"] != "proved":
+            code = 1
+        if status["state"] != "proved" or not quiet:
+            _tell(line(status), {"event": "end", **status}, as_json)
+    return code
+
+
+def _list(mount: str, *, as_json: bool) -> None:
+    found = flushes.read_all(mount)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        click.echo("no flush in this job")
+    for status in found:
+        click.echo(line(status))
+
+
+def line(status: flushes.Status) -> str:
+    """One flush on one line. What is in it is the user's own, and shown escaped."""
+    from beeond_ctl.cli.progress import one_line as escaped
+
+    counts = [
+        f"{name} {status[name]}"
+        for name in ("copied", "skipped", "failed")
+        if isinstance(status.get(name), int)
+    ]
+    if status["state"] == "running" and isinstance(status.get("entries_done"), int):
+        counts = [f"{status['entries_done']} of {status.get('entries_total')} entries"]
+    size = status.get("bytes", status.get("bytes_done"))
+    if isinstance(size, int):
+        counts.append(format_size(size))
+    problems = status.get("problems") or []
+    text = f"{status['state']:<8} {status.get('source')} to {status.get('destination')}: {', '.join(counts) or 'begun'}"
+    return escaped("; ".join([text, *(str(problem) for problem in problems[:3])]))
+
+
+def _tell(text: str, facts: dict[str, Any], as_json: bool) -> None:  # noqa: FBT001
+    click.echo(json.dumps(facts) if as_json else text)

@@ -1,0 +1,94 @@
+"""`--dry-run`, and what `--delete` has to show before it deletes. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from beeond_ctl.cli.progress import one_line
+from beeond_ctl.errors import UsageError
+from beeond_ctl.units import format_size
+
+if TYPE_CHECKING:
+    from beeond_ctl.staging.preview import Preview
+    from beeond_ctl.staging.transfer import Job
+
+_SHOWN: Final = 20
+
+
+def show(job: Job, *, as_json: bool) -> int:
+    """Say what `job` would do; the exit code."""
+    from beeond_ctl.staging.preview import look, proofs_of
+    from beeond_ctl.staging.transfer import show_path
+
+    found = look(job, proofs_of(job))
+    problems = _problems(found, job)
+    if as_json:
+        facts = {
+            "event": "dry-run", "source": show_path(job.source), "destination": show_path(job.destination),
+            "copy": found.copy, "bytes": found.copy_bytes, "skip": found.skip, "special": found.special,
+            "delete": found.delete, "delete_names": [one_line(name) for name in found.delete_names],
+            "problems": problems,
+        }  # fmt: skip
+        click.echo(json.dumps(facts))
+    else:
+        for text in problems:
+            click.echo(f"beeond-ctl: {text}", err=True)
+        click.echo(
+            f"would copy {found.copy} ({format_size(found.copy_bytes)}), skip {found.skip}, delete {found.delete}"
+        )
+        for line in _doomed(found):
+            click.echo(line)
+    return 1 if problems else 0
+
+
+def _problems(found: Preview, job: Job) -> list[str]:
+    from beeond_ctl.staging.transfer import show_path
+
+    texts = [f"{show_path(job.source)}: no such file or directory"] if found.missing else []
+    texts += [found.refused] if found.refused else []
+    texts += [f"{fold} cannot be read: {text}" for text, fold in sorted(found.problems.items())]
+    return [one_line(text) for text in texts]
+
+
+def _doomed(found: Preview) -> list[str]:
+    lines = [f"  delete {one_line(name)}" for name in found.delete_names[:_SHOWN]]
+    more = found.delete - len(lines)
+    return [
+        *lines,
+        *([f"  and {more} more (--dry-run --json names {len(found.delete_names)})"] if more > 0 else []),
+    ]
+
+
+def confirm_deletion(job: Job, *, yes: bool, as_json: bool) -> None:
+    """Show what `--delete` is going to delete, and ask, unless nothing is or `yes` was said.
+
+    Raises UsageError where nobody can be asked, click.Abort at a no.
+    """
+    from beeond_ctl.staging.preview import look
+    from beeond_ctl.staging.transfer import show_path
+
+    if "delete" not in job.flags:
+        return
+    found = look(job)
+    if not found.delete:
+        return
+    place = one_line(show_path(job.destination))
+    if as_json:
+        names = [one_line(name) for name in found.delete_names]
+        click.echo(json.dumps({"event": "delete", "count": found.delete, "names": names}))
+    else:
+        click.echo(f"at {place}, after everything is copied:", err=True)
+        for line in _doomed(found):
+            click.echo(line, err=True)
+    if yes:
+        return
+    if as_json or not (os.isatty(0) and sys.stderr.isatty()):
+        raise UsageError(
+            f"--delete would remove {found.delete} entries at {place}; say --yes, or see --dry-run"
+        )
+    click.confirm(f"Delete these {found.delete} entries?", abort=True, err=True)

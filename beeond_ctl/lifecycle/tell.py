@@ -1,0 +1,110 @@
+"""One line to the user on what became of the job's data, where they look: at the end of the job's output.
+
+The job has ended when its stage-out runs, so that nothing else reaches them. The leader says it, in a process of
+the user's; and, where the site wants it, in the job's accounting. That it could not be said changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from beeond_ctl import events, slurm
+from beeond_ctl.errors import BeeondError, one_line
+from beeond_ctl.lifecycle import stage
+from beeond_ctl.plan import FIRST_OWN_ID
+from beeond_ctl.staging.spawn import end, spawn
+from beeond_ctl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from beeond_ctl.lifecycle.here import Here
+
+_WRITE_S: Final = 10.0
+"""For the file system that the output is on."""
+
+_MAX: Final = 2000
+
+
+@contextmanager
+def telling(here: Here, text: str) -> Iterator[None]:
+    """Tell the user `text` while the block does something else. Does nothing if it is empty, or another node leads."""
+    if not text or not here.leads or here.state.job.job_id >= FIRST_OWN_ID:
+        yield
+        return
+    thread = threading.Thread(target=_tell, args=(here, text), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(_WRITE_S + 2 * slurm.TIMEOUT_S)
+
+
+def staged_out(here: Here) -> str:
+    """What came of a stage-out that is proved."""
+    found = events.read(here.config.paths.log, here.state.job.job_id)
+    done = [each for each in found if each.get("event") == "step" and not each.get("failed")]
+    before = _sum([each for each in done if each["step"] == "stage-in"])
+    after = _sum([each for each in done if each["step"] == "stage-out"][-len(here.request.stage_out) :])
+    parts = [*([f"stage-in {before}"] if before else []), f"stage-out {after or 'of nothing'}, proved"]
+    return "; ".join(parts)
+
+
+def kept(here: Here, why: str, recovery: str) -> str:
+    """That the data was not staged out, but kept."""
+    nodes = slurm.fold_nodes(here.state.nodes)
+    return f"stage-out is NOT complete ({why}); your data is kept on {nodes}. For your admin: {recovery}"
+
+
+def _sum(steps: Sequence[Mapping[str, Any]]) -> str:
+    summaries = [step["summary"] for step in steps if isinstance(step.get("summary"), dict)]
+    if not summaries:
+        return ""
+    copied, skipped, size = (sum(each[key] for each in summaries) for key in ("copied", "skipped", "bytes"))
+    seconds = sum(each["seconds"] for each in summaries)
+    missing = " (a source was not there)" if any(each["missing"] for each in summaries) else ""
+    had = f" and {skipped} that were there before" if skipped else ""
+    return f"of {copied} entries ({format_size(size)} in {seconds:.1f} s){had}{missing}"
+
+
+def _tell(here: Here, text: str) -> None:
+    line = re.sub(r"[^ -~]", "?", " ".join(text.split()))[:_MAX]
+    config, job_id = here.config.slurm, here.state.job.job_id
+    results = {}
+    if config.tell_in_output:
+        results["output"] = _in_output(here, line)
+    if config.tell_in_accounting:
+        results["accounting"] = _in_accounting(config.path, job_id, line)
+    here.events.log("told", text=line, **results)
+
+
+def _in_output(here: Here, line: str) -> str:
+    """Append to the job's output as its user; "ok", or why not."""
+    try:
+        path = slurm.job_output(here.config.slurm.path, here.state.job.job_id)
+        if path is None:
+            return "the job has no output file"
+        child = spawn("tell", stage.identity(here))
+    except (BeeondError, OSError) as error:
+        return one_line(error)
+    try:
+        said, _ = child.communicate(path + b"\0" + f"beeond: {line}\n".encode("ascii"), timeout=_WRITE_S)
+        return said.decode(errors="replace")[:200] or "ok"
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_WRITE_S:.0f} s"
+    finally:
+        end(child)
+
+
+def _in_accounting(path: Sequence[str], job_id: int, line: str) -> str:
+    """Into the job's record in Slurm's database: slurmctld refuses to change that of a job that has ended (22.05)."""
+    words = ("--immediate", "modify", "job", "where", f"JobId={job_id}", "set", f"AdminComment={line[:500]}")
+    try:
+        slurm.run(path, "sacctmgr", *words)
+    except BeeondError as error:
+        return one_line(error)[:300]
+    return "ok"

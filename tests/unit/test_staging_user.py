@@ -1,0 +1,451 @@
+"""What is around a transfer that a user types: other machines, flushes, looking first, and the time it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from beeond_ctl import estimate, flushes, step
+from beeond_ctl.cli import flush, late, progress
+from beeond_ctl.errors import UserError
+from beeond_ctl.staging import preview, spread, tell
+from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.local import copy_local
+from beeond_ctl.staging.transfer import Job, Progress
+from tests.faults import trees
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def same(source: Path, target: Path) -> bool:
+    return trees.snapshot(bytes(source)) == trees.snapshot(bytes(target))
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def make(root: Path, files: int = 400, size: int = 100) -> Path:
+    for number in range(files):
+        directory = root / f"d{number % 20}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"f{number}").write_bytes(os.urandom(size))
+    return root
+
+
+# --- other machines ---------------------------------------------------------------------------------------
+
+
+A, B, C = (f"{name}{os.getpid()}" for name in "abc")
+"""Names of machines, and not those of tests that run beside this one."""
+
+
+class Machines:
+    """Stands in for srun: one worker for each name, all on this machine, and a parent that waits for them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.tickets: list[bytes] = []
+        self.pids = Path()
+
+    def start(self, ticket: bytes) -> subprocess.Popen[bytes]:
+        self.tickets.append(ticket)
+        worker = '"$PYTHON" -I -X utf8 -m beeond_ctl.staging.spread <"$T"'
+        script = f'for node in "$@"; do SLURMD_NODENAME=$node {worker} & done; wait'
+        path = self.pids / "ticket"
+        path.write_bytes(ticket)
+        environment = {
+            **os.environ,
+            "PYTHON": sys.executable,
+            "T": str(path),
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        }
+        return subprocess.Popen(
+            ["sh", "-c", script, "sh", *self.names],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+
+def worker_pid(node: str) -> int | None:
+    for directory in Path("/proc").iterdir():
+        try:
+            if (
+                b"beeond_ctl.staging.spread" in (directory / "cmdline").read_bytes()
+                and f"SLURMD_NODENAME={node}\0".encode() in (directory / "environ").read_bytes()
+            ):
+                return int(directory.name)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def run(
+    area: Path, machines: Machines, others: spread.Others, watch: Callable[[Progress], None] | None = None
+) -> tuple[Any, list[str], Progress]:
+    news: list[str] = []
+    seen: list[Progress] = []
+    (area / "journal").mkdir(exist_ok=True)
+
+    def tell_all(now: Progress) -> None:
+        seen.append(now)
+        if watch:
+            watch(now)
+
+    job = Job(bytes(area / "source"), bytes(area / "target"))
+    summary = copy_local(
+        job, journal_dir=area / "journal", others=others, news=news.append, progress=tell_all, progress_every_s=0.05,
+        workers=1,
+    )  # fmt: skip
+    return summary, news, seen[-1]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "ALONE_S", 0.0)
+
+
+def slow_down(others: spread.Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine that coordinates get no work, so that the others have to do it."""
+    take = Coordinator.take
+
+    def refuse(self: Coordinator, node: str) -> dict[str, Any]:
+        return {"wait": 0.05} if node == others.here and not self.finished() else take(self, node)
+
+    monkeypatch.setattr(Coordinator, "take", refuse)
+
+
+@pytest.mark.usefixtures("eager")
+def test_other_machines_do_the_work_and_are_all_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "source", files=1500, size=4000)
+    machines = Machines([A, B])
+    machines.pids = tmp_path
+    others = spread.Others("here", [A, B], machines.start, processes=1)
+    slow_down(others, monkeypatch)
+    summary, news, last = run(tmp_path, machines, others)
+    assert (summary.proved, summary.copied, news) == (True, 1500, [])
+    assert {node for node, size in last.bytes_by_node.items() if size} == {A, B}
+    assert same(tmp_path / "source", tmp_path / "target")
+    assert worker_pid(A) is None
+    assert worker_pid(B) is None
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_machine_that_dies_is_named_and_its_work_is_done_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "source", files=1500, size=4000)
+    monkeypatch.setattr(spread, "SILENCE_S", 1.0)
+    machines = Machines([A, B])
+    machines.pids = tmp_path
+    others = spread.Others("here", [A, B, C], machines.start, processes=1)
+    monkeypatch.setattr(spread, "COME_S", 1.0)
+    slow_down(others, monkeypatch)
+    killed: list[int] = []
+
+    def kill(now: Progress) -> None:
+        if not killed and now.bytes_by_node.get(A):
+            pid = worker_pid(A)
+            assert pid is not None
+            os.kill(pid, 9)
+            killed.append(pid)
+
+    summary, news, _ = run(tmp_path, machines, others, kill)
+    assert killed
+    assert (summary.proved, summary.copied) == (True, 1500)
+    assert same(tmp_path / "source", tmp_path / "target")
+    assert all(line.startswith((f"{A} was lost", f"{C} did not come")) for line in news)
+
+
+def test_a_ticket_of_another_transfer_is_not_answered(tmp_path: Path) -> None:
+    make(tmp_path / "source", files=10)
+    (tmp_path / "journal").mkdir()
+    job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
+    coordinator = Coordinator(job, None, tmp_path / "journal", ["here", A])
+    first, second = spread._Server(coordinator, [A]), spread._Server(coordinator, [A])
+    try:
+        good, other = json.loads(first.ticket(1, 0)), json.loads(second.ticket(1, 0))
+        spread._Link(good, A, ["127.0.0.1"]).close()
+        stolen = {**other, "port": good["port"], "server": good["server"], "silence_s": 0.5}
+        with pytest.raises(TimeoutError):
+            spread._Link(stolen, A, ["127.0.0.1"])
+    finally:
+        first.close()
+        second.close()
+        coordinator.close()
+
+
+def test_a_worker_whose_coordinator_is_gone_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "source", files=10)
+    (tmp_path / "journal").mkdir()
+    monkeypatch.setattr(spread, "SILENCE_S", 1.0)
+    monkeypatch.setattr(Coordinator, "take", lambda _self, _node: {"wait": 0.05})
+    job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
+    coordinator = Coordinator(job, None, tmp_path / "journal", ["here", A])
+    server = spread._Server(coordinator, [A])
+    machines = Machines([A])
+    machines.pids = tmp_path
+    worker = machines.start(server.ticket(1, 0))
+    try:
+        wait_for(lambda: A in server.look(all_gone=False)[1], 20)
+        server.close()
+        assert worker.wait(10) == 0
+        assert worker_pid(A) is None
+    finally:
+        worker.kill()
+        coordinator.close()
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURMD_NODENAME": "n2"}
+
+
+def test_a_step_is_one_task_on_each_other_node_and_takes_no_options_from_the_job(tmp_path: Path) -> None:
+    (tmp_path / "srun").touch(0o755)
+    environ = {
+        **JOB,
+        "PATH": str(tmp_path),
+        "SLURM_NTASKS": "96",
+        "SLURM_CONF": "/etc/s.conf",
+        "HOME": "/home/a",
+    }
+    job = step.allocation(environ)
+    assert job is not None
+    assert (job.here, job.others) == ("n2", ("n1", "n3", "n4"))
+    words = step.argv(job, job.others, ["worker"], environ)
+    assert {"--overlap", "--jobid=7", "--nodes=3", "--ntasks=3", "--nodelist=n[1,3-4]"} <= set(words)
+    left = step.environment(environ)
+    assert left == {"PATH": str(tmp_path), "HOME": "/home/a", "SLURM_CONF": "/etc/s.conf"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "7; x"}, {"SLURM_JOB_NODELIST": "n[1-"}]
+)
+def test_what_is_no_job_is_none(change: dict[str, str]) -> None:
+    assert step.allocation({**JOB, **change}) is None
+
+
+def test_the_nodes_are_those_of_the_instance_of_this_job_alone() -> None:
+    mine = step.allocation({**JOB, "BEEOND_JOB_ID": "7", "BEEOND_NODES": "n[2-3]"})
+    other = step.allocation({**JOB, "BEEOND_JOB_ID": "8", "BEEOND_NODES": "n[2-3]"})
+    assert mine is not None
+    assert other is not None
+    assert (mine.nodes, len(other.nodes)) == (("n2", "n3"), 4)
+
+
+def test_rates_are_shown_for_each_node(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown("json", by_entries=False) as show:
+        for second in range(1, 4):
+            nodes = {"a": second * 10, "b": second * 30}
+            show(Progress(True, second, 9, second * 40, 400, 0, float(second), 0.0, nodes))
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert event["nodes"] == {"a": {"bytes": 30, "rate": 10}, "b": {"bytes": 90, "rate": 30}}
+
+
+# --- flushes ----------------------------------------------------------------------------------------------
+
+
+def flushed(area: Path, only: str) -> Job:
+    """The whole transfer, after a flush of `only`."""
+    whole = Job(bytes(area / "inst/out"), bytes(area / "target"), flushes=bytes(area / "inst" / flushes.NAME))
+    part = replace(whole, only=os.fsencode(only))
+    place = flushes.place(str(area / "inst"), part.source, part.destination, part.only)
+    place.mkdir(parents=True)
+    assert copy_local(part, journal_dir=place, workers=1).proved
+    return whole
+
+
+def finish(area: Path, whole: Job) -> Any:
+    (area / "journal").mkdir(exist_ok=True)
+    return copy_local(whole, journal_dir=area / "journal", workers=1)
+
+
+def test_the_whole_leaves_out_what_was_flushed_and_copies_what_changed_since(tmp_path: Path) -> None:
+    make(tmp_path / "inst/out", files=200)
+    whole = flushed(tmp_path, "d3")
+    assert sorted(os.listdir(tmp_path / "target")) == ["d3"]
+    assert same(tmp_path / "inst/out/d3", tmp_path / "target/d3")
+    changed = tmp_path / "inst/out/d3/f3"
+    stamp = changed.stat()
+    changed.write_bytes(b"y" * stamp.st_size)
+    os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # only its change time tells
+    (tmp_path / "target/d3/f23").write_bytes(b"not what was flushed, and of another size")
+    summary = finish(tmp_path, whole)
+    assert (summary.proved, summary.copied, summary.skipped) == (True, 192, 8)
+    for name in ("f3", "f23"):
+        assert (tmp_path / "target/d3" / name).read_bytes() == (tmp_path / "inst/out/d3" / name).read_bytes()
+
+
+def test_a_single_file_can_be_flushed_and_keeps_its_place(tmp_path: Path) -> None:
+    make(tmp_path / "inst/out", files=40)
+    whole = flushed(tmp_path, "d7/f7")
+    assert [path.name for path in (tmp_path / "target").rglob("f*")] == ["f7"]
+    assert finish(tmp_path, whole).skipped == 1
+    assert same(tmp_path / "inst/out", tmp_path / "target")
+
+
+@pytest.mark.parametrize("lie", ["nothing", "zeros", "text", "fifo", "cut", "other", "directory"])
+def test_a_journal_that_lies_or_makes_no_sense_proves_nothing(tmp_path: Path, lie: str) -> None:
+    make(tmp_path / "inst/out", files=60)
+    whole = flushed(tmp_path, "d3")
+    (journal,) = (tmp_path / "inst" / flushes.NAME).rglob("*.journal")
+    data = journal.read_bytes()
+    journal.unlink()
+    if lie == "zeros":
+        journal.write_bytes(data[:400])
+        os.truncate(journal, 1 << 42)
+    elif lie == "text":
+        journal.write_bytes(os.urandom(5000))
+    elif lie == "fifo":
+        os.mkfifo(journal)
+    elif lie == "cut":
+        journal.write_bytes(data[: len(data) // 2])
+    elif lie == "other":
+        journal.write_bytes(data)
+        whole = replace(whole, destination=bytes(tmp_path / "elsewhere"))
+    elif lie == "directory":
+        journal.mkdir()
+    summary = finish(tmp_path, whole)
+    assert (summary.proved, summary.copied + summary.skipped) == (True, 60)
+    assert summary.skipped == 0
+    assert contents(tmp_path / "inst/out") == contents(Path(os.fsdecode(whole.destination)))
+
+
+def test_what_a_killed_flush_left_is_removed_by_the_stage_out(tmp_path: Path) -> None:
+    make(tmp_path / "inst/out", files=60)
+    whole = flushed(tmp_path, "d3")
+    (journal,) = (tmp_path / "inst" / flushes.NAME).rglob("*.journal")
+    data = journal.read_bytes()
+    token = json.loads(data[8 : data.index(b"}") + 1].partition(b"\t")[2])["token"]
+    journal.write_bytes(data[:-7])  # the record that it ended in order
+    left = tmp_path / "target/d3" / f".beeond-ctl.{token}.1.2.3"
+    left.write_text("half")
+    assert finish(tmp_path, whole).proved  # a flush may still run: this is another one's
+    assert left.exists()
+    assert finish(tmp_path, replace(whole, alone=True)).proved
+    assert not left.exists()
+
+
+def test_the_place_of_a_path_is_that_of_the_narrowest_stage_out() -> None:
+    wanted = [(".", "/all", ()), ("out", "/results", ("delete",)), ("out/x", "/x", ())]
+    assert flush._place_of("out/x/y", wanted)[1] == "/x"
+    assert flush._place_of("out/y", wanted)[1] == "/results"
+    assert flush._place_of("outer", wanted)[1] == "/all"
+    with pytest.raises(UserError, match="no stage-out"):
+        flush._place_of("other", wanted[1:])
+    with pytest.raises(UserError, match="2 places"):
+        flush._place_of("out", [("out", "/a", ()), ("out", "/b", ())])
+
+
+def test_a_flush_that_no_longer_says_that_it_runs_counts_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = flushes.place(str(tmp_path), b"/s", b"/d", b"")
+    place.mkdir(parents=True)
+    flushes.write(place, {"state": "running"})
+    assert [status["state"] for status in flushes.read_all(str(tmp_path))] == ["running"]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + flushes.LOST_S + 1)
+    assert [status["state"] for status in flushes.read_all(str(tmp_path))] == ["lost"]
+    (place / "status.json").write_text("[")
+    assert flushes.read_all(str(tmp_path)) == []
+
+
+# --- looking first ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), ("update",), ("delete",), ("delete", "update")])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_foreseen_is_what_is_done_and_looking_changes_nothing(
+    tmp_path: Path, flags: tuple[str, ...], *, before: bool
+) -> None:
+    trees.build(bytes(tmp_path / "source"), 5, entries=60)
+    job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"), flags)
+    (tmp_path / "journal").mkdir()
+    if before:
+        assert copy_local(replace(job, flags=()), journal_dir=tmp_path / "journal", workers=1).proved
+        for path in (tmp_path / "journal").iterdir():
+            path.unlink()
+        (tmp_path / "target/extra/deep").mkdir(parents=True)
+        (tmp_path / "target/extra/deep/file").write_text("x")
+        (tmp_path / "source/new").write_text("y")
+    seen = sorted(os.walk(tmp_path))
+    found = preview.look(job)
+    assert sorted(os.walk(tmp_path)) == seen
+    summary = copy_local(job, journal_dir=tmp_path / "journal", workers=1)
+    assert (found.copy, found.skip, found.special) == (summary.copied, summary.skipped, summary.special.count)
+    assert found.copy_bytes == summary.bytes
+    gone = {name for name in ("extra", "extra/deep", "extra/deep/file") if before and "delete" in flags}
+    assert set(found.delete_names) == gone
+    assert (tmp_path / "target/extra").exists() is (before and not gone)
+
+
+def test_a_look_that_may_not_take_long_says_that_it_saw_a_part(tmp_path: Path) -> None:
+    make(tmp_path / "source")
+    assert not preview.look(Job(bytes(tmp_path / "source"), b"/nowhere"), within_s=0.0).complete
+
+
+# --- how long it takes ------------------------------------------------------------------------------------
+
+
+def test_the_expected_time_follows_from_the_rate_of_the_flushes_and_what_is_left(tmp_path: Path) -> None:
+    make(tmp_path / "out", files=100, size=1 << 14)
+    hint = {
+        "places": [["out", str(tmp_path / "target"), []]],
+        "transfers": [{"direction": "in", "bytes": 100 << 20, "entries": 0, "seconds": 1.0}],
+    }
+    work = 100 * ((1 << 14) + estimate.ENTRY_COST)
+    expected = estimate.stage_out(hint, str(tmp_path))
+    assert expected is not None
+    assert expected.rate_of == "the stage-in"
+    assert expected.seconds == pytest.approx(work / (100 << 20))
+    place = flushes.place(str(tmp_path), b"s", b"d", b"")
+    place.mkdir(parents=True)
+    flushes.write(place, {"state": "proved", "bytes": 20 << 20, "copied": 0, "seconds": 10.0, "began": 1})
+    expected = estimate.stage_out(hint, str(tmp_path))
+    assert expected is not None
+    assert (expected.rate_of, expected.complete) == ("the flushes", True)
+    seconds = work / (2 << 20)
+    assert expected.seconds == pytest.approx(seconds)
+    assert late.warning(expected, seconds + 1) == ""
+    assert "flush now what is finished" in late.warning(expected, 1.0)
+
+
+def test_without_any_rate_no_time_is_made_up(tmp_path: Path) -> None:
+    make(tmp_path / "out", files=10)
+    hint = {"places": [["out", "/nowhere", []]], "transfers": []}
+    expected = estimate.stage_out(hint, str(tmp_path))
+    assert expected is not None
+    assert expected.seconds is None
+    assert late.warning(expected, 0.0) == ""
+
+
+# --- the job's output -------------------------------------------------------------------------------------
+
+
+def test_only_a_file_that_is_there_is_told(tmp_path: Path) -> None:
+    output = tmp_path / "slurm-1.out"
+    assert tell.append(bytes(output), b"line\n") != ""
+    assert not output.exists()
+    output.write_text("the job's\n")
+    assert tell.append(bytes(output), b"line\n") == ""
+    assert output.read_text() == "the job's\nline\n"
+    (tmp_path / "link").symlink_to(output)
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "fifo", "."):
+        assert tell.append(bytes(tmp_path / name), b"line\n") != ""
+    assert output.read_text() == "the job's\nline\n"
