@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from beeond_ctl import events, mounts, slurm, storage, supervisor
+from beeond_ctl import events, hints, mounts, slurm, storage, supervisor
 from beeond_ctl import state as states
 from beeond_ctl.plan import choose_backend
 from beeond_ctl.request import decode
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from beeond_ctl.config import SiteConfig
+
+T = TypeVar("T")
+
+_USABLE: Final = frozenset(["ready", "staging-in", "staging-out"])
+ANSWER_S: Final = 5.0
+"""How long a mounted file system may take to say how full it is, before it counts as not answering."""
 
 
 def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
@@ -28,8 +39,8 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
             known.add(record.job_id)
             found.append(
                 {
-                    "job": record.job_id, "phase": f"{record.phase} (node was rebooted)", "user": record.job.user,
-                    "nodes": slurm.fold_nodes(record.nodes),
+                    "job": record.job_id, "node": record.node, "phase": f"{record.phase} (node was rebooted)",
+                    "user": record.job.user, "nodes": slurm.fold_nodes(record.nodes),
                     "reason": f"beeond-ctl recover {record.job_id} --nodes {slurm.fold_nodes(record.nodes)}",
                 }
             )  # fmt: skip
@@ -39,43 +50,81 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
 def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
     request = decode(state.request)
     point = request.mount or f"{config.mount.root}/{state.job.job_id}"
-    mounted = mounts.mount_at(point) is not None
     services = {
         name: "running" if supervisor.alive(supervisor.Process(name, *process)) else "dead"
         for name, process in state.processes.items()
     }
-    steps = [
-        event for event in events.read(config.paths.log, state.job.job_id) if event.get("event") == "step"
-    ]
+    logged = events.read(config.paths.log, state.job.job_id)
+    begun = max((n for n, event in enumerate(logged) if event.get("event") in ("prolog", "up")), default=0)
+    steps = [event for event in logged[begun:] if event.get("event") == "step"]
+    took = [event["took"] for event in logged[begun:] if "took" in event]
+    dead = [name for name, how in services.items() if how == "dead"]
     return {
         "job": state.job.job_id,
+        "node": state.node,
         "phase": state.phase,
         "user": state.job.user,
         "nodes": slurm.fold_nodes(state.nodes),
         "backend": choose_backend(config, request, len(state.nodes)),
-        "mount": point if mounted else None,
-        "capacity": _room(point) if mounted and "dead" not in services.values() else None,
+        **_mount(point, state.phase, dead),
         "services": services,
         "stage_out": "proved" if state.proved else ("owed" if request.stage_out else None),
+        "transfers": [
+            {"direction": step["step"].removeprefix("stage-"), "source": step.get("source"),
+             "destination": step.get("destination"), **step["summary"]}
+            for step in steps if "summary" in step
+        ],
         "reason": state.reason or None,
+        "took": took[-1] if took else None,
         "timings": {event["step"]: event["seconds"] for event in steps},
+    }  # fmt: skip
+
+
+def of_user(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
+    """What a user can see: the instances of their own on this node."""
+    found = []
+    for hint in hints.read_all(config.paths.run):
+        if job_id in (None, hint["job"]):
+            found.append({**hint, **_mount(hint["mount"] or "", hint["phase"], [])})
+            if found[-1]["health"] == "ok" and hint["phase"] == "ready":
+                found[-1] |= _within(partial(_staging, hint)) or {}
+    known = {hint["job"] for hint in found}
+    # Where /run keeps no ACLs there are no hints.
+    for info in mounts.below(config.mount.root):
+        name = info.point.rpartition("/")[2]
+        if name.isdigit() and int(name) not in known and job_id in (None, int(name)) and _owned(info.point):
+            found.append({"job": int(name), "phase": "mounted", **_mount(info.point, "ready", [])})
+    return found
+
+
+def _staging(hint: dict[str, Any]) -> dict[str, Any]:
+    """The flushes of the job so far, how long its stage-out would take now, and seconds until its time limit."""
+    from beeond_ctl import estimate, flushes
+
+    expected = estimate.stage_out(hint, hint["mount"])
+    return {
+        "flushes": flushes.read_all(hint["mount"]),
+        "expected": expected and expected.as_dict(),
+        "time_left_s": estimate.time_left_s(hint["job"], os.environ),
     }
 
 
-def mounted(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
-    """What a user can see: the mounts of their own jobs on this node."""
-    found = []
-    for info in mounts.below(config.mount.root):
-        name = info.point.rpartition("/")[2]
-        try:
-            owner = os.stat(info.point).st_uid
-        except OSError:
-            continue
-        if owner == os.getuid() and name.isdigit() and job_id in (None, int(name)):
-            found.append(
-                {"job": int(name), "phase": "mounted", "mount": info.point, "capacity": _room(info.point)}
-            )
-    return found
+def _owned(point: str) -> bool:
+    return _within(lambda: os.stat(point).st_uid) == os.getuid()
+
+
+def _mount(point: str, phase: str, dead: list[str]) -> dict[str, Any]:
+    """Where the instance is mounted, how much room it has, and whether all that it needs is alive."""
+    mounted = mounts.mount_at(point) is not None
+    room = _within(lambda: _room(point)) if mounted and not dead else None
+    trouble = [f"{name} is dead" for name in dead]
+    if not mounted and phase in _USABLE:
+        trouble.append("not mounted")
+    elif mounted and not dead and room is None:
+        trouble.append(f"no answer from {point} within {ANSWER_S:.0f} s")
+    return {
+        "mount": point if mounted else None, "capacity": room, "health": ", ".join(trouble) or "ok",
+    }  # fmt: skip
 
 
 def _room(point: str) -> str:
@@ -83,3 +132,17 @@ def _room(point: str) -> str:
     return (
         f"{format_size(room.f_bavail * room.f_frsize)} free of {format_size(room.f_blocks * room.f_frsize)}"
     )
+
+
+def _within(look: Callable[[], T]) -> T | None:
+    """What `look` finds; None where it fails, or hangs in a file system whose servers are gone."""
+    found: list[T] = []
+
+    def body() -> None:
+        with suppress(OSError):
+            found.append(look())
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return found[0] if found else None

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from beeond_ctl import backends, slurm
+from beeond_ctl.errors import UsageError
 from beeond_ctl.request import printable
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from beeond_ctl.check import Finding
     from beeond_ctl.config import SiteConfig
+    from beeond_ctl.lifecycle.secret import Names
     from beeond_ctl.lifecycle.sweep import Leftover
     from beeond_ctl.plan import Plan
+
+    Logs = dict[str, list[dict[str, Any]]]
 
 
 def _print_json(value: Any) -> None:  # noqa: ANN401 - whatever JSON can say
@@ -75,11 +81,14 @@ def plan(made: Plan, node: str, *, as_json: bool) -> None:
         click.echo(f"  bind      {mount.bind_source} -> {mount.point}")
 
 
-def status(config: SiteConfig, job_id: int | None, *, as_json: bool) -> None:
+def status(config: SiteConfig, job_id: int | None, *, as_json: bool, on_one_line: bool = False) -> None:
     """Print the instances on this node."""
     from beeond_ctl import status as looks
 
-    found = looks.instances(config, job_id) if os.geteuid() == 0 else looks.mounted(config, job_id)
+    found = looks.instances(config, job_id) if os.geteuid() == 0 else looks.of_user(config, job_id)
+    if on_one_line:
+        click.echo(json.dumps(found))
+        return
     if as_json:
         _print_json(found)
         return
@@ -89,19 +98,85 @@ def status(config: SiteConfig, job_id: int | None, *, as_json: bool) -> None:
         )
     for instance in found:
         click.echo(f"job {instance['job']}  {instance['phase']}  {instance.get('mount') or 'not mounted'}")
-        for name in (
-            "user",
-            "nodes",
-            "backend",
-            "capacity",
-            "services",
-            "stage_out",
-            "reason",
-            "started",
-            "timings",
-        ):
-            if instance.get(name):
-                click.echo(f"  {name.replace('_', ' '):<10} {_plain(instance[name])}")
+        for name in _STATUS:
+            value = instance.get(name)
+            if isinstance(value, str | dict) and value:
+                click.echo(f"  {name.replace('_', ' '):<10} {_plain(value)}")
+        for transfer in instance.get("transfers", ()):
+            click.echo(f"  {'stage-' + transfer['direction']:<10} {_transfer(transfer)}")
+        for line in _to_come(instance):
+            click.echo(line)
+
+
+_STATUS: Final = ("user", "nodes", "backend", "health", "capacity", "services", "stage_out", "reason", "took")
+
+
+def _to_come(instance: Mapping[str, Any]) -> list[str]:
+    """A user's flushes, and what stage-out has still to do."""
+    from beeond_ctl.cli import flush, late
+    from beeond_ctl.estimate import Estimate
+
+    lines = [f"  {'flush':<10} {flush.line(status)}" for status in instance.get("flushes") or ()]
+    if expected := instance.get("expected"):
+        estimate = Estimate.of(expected)
+        lines.append(f"  {'stage-out':<10} {late.told(estimate)}")
+        if text := late.warning(estimate, instance.get("time_left_s")):
+            lines.append(f"  {'warning':<10} {text}")
+    return lines
+
+
+def _transfer(transfer: Mapping[str, Any]) -> str:
+    entries = transfer.get("entries", transfer.get("copied", 0))
+    result = "proved" if transfer["proved"] else "not proved"
+    return (
+        f"{printable(transfer['source'])} -> {printable(transfer['destination'])}: {entries} entries, "
+        f"{format_size(transfer['bytes'])} in {transfer['seconds']:.1f} s, {result}"
+    )
+
+
+def everywhere(
+    nodes: Sequence[str], found: Sequence[Mapping[str, Any]], trouble: Sequence[str], *, as_json: bool
+) -> bool:
+    """Print what the nodes of a job say of it, those together that say the same; whether all is well."""
+    silent = [node for node in nodes if node not in {instance.get("node") for instance in found}]
+    if as_json:
+        _print_json({"nodes": found, "silent": silent, "trouble": list(trouble)})
+    else:
+        same: dict[tuple[str, str], list[str]] = {}
+        for instance in found:
+            same.setdefault((instance["phase"], instance.get("health") or "ok"), []).append(instance["node"])
+        for (phase, health), names in same.items():
+            click.echo(f"{phase:<12} {health:<12} {slurm.fold_nodes(names)}")
+        if silent:
+            click.echo(f"{'nothing':<12} {'':<12} {slurm.fold_nodes(silent)}")
+        for line in trouble:
+            click.echo(f"beeond-ctl: {printable(line)}", err=True)
+    return not silent and not trouble and all(instance.get("health") in (None, "ok") for instance in found)
+
+
+def report(
+    job_id: int, logs: Logs, nodes: Sequence[str], trouble: Sequence[str], *, as_json: bool, html: str | None
+) -> None:
+    """Print what happened to a job, or write it to the page `html`. Raises UsageError where nothing is known."""
+    from beeond_ctl import report as reports
+
+    for line in trouble:
+        click.echo(f"beeond-ctl: {printable(line)}", err=True)
+    made = reports.build(job_id, logs, nodes)
+    if made is None:
+        raise UsageError(f"nothing is known of job {job_id}; see what is said above")
+    if html:
+        from beeond_ctl.report_html import page
+
+        try:
+            Path(html).write_text(page(made), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--html: {html}: {error.strerror or error}") from None
+    if as_json:
+        _print_json(made.as_dict())
+    elif not html:
+        for line in reports.lines(made):
+            click.echo(line)
 
 
 def _plain(value: object) -> str:
@@ -110,14 +185,29 @@ def _plain(value: object) -> str:
     )
 
 
+def secrets(names: Names | None, *, as_json: bool) -> None:
+    """Print the names of this node's secrets."""
+    if as_json:
+        _print_json(asdict(names) if names else {})
+        return
+    if names is None:
+        click.echo("no secret on this node")
+        return
+    click.echo(f"current   {names.current}")
+    for name in names.accepted:
+        click.echo(f"accepted  {name}{'  used by an instance' if name in names.used else ''}")
+
+
 def leftovers(found: Sequence[Leftover], *, as_json: bool) -> bool:
-    """Print what a sweep found; whether nothing is stuck."""
+    """Print what a sweep found; whether nothing of it needs a person."""
+    from beeond_ctl.lifecycle.sweep import BAD
+
     if as_json:
         _print_json([{"what": item.what, "verdict": item.verdict, "text": item.text} for item in found])
     else:
         for item in found:
             click.echo(f"{item.verdict:<8}  {item.what}  {item.text}")
-    return all(item.verdict != "stuck" for item in found)
+    return all(item.verdict not in BAD for item in found)
 
 
 def checks(findings: Sequence[Finding], *, as_json: bool) -> bool:

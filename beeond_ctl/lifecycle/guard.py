@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import signal
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import config as configuration
-from beeond_ctl import slurm
+from beeond_ctl import events, slurm
+from beeond_ctl import state as states
 from beeond_ctl.errors import ConfigError, NodeError, one_line
 from beeond_ctl.events import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from beeond_ctl.config import SiteConfig
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 LOCK_S: Final = 60.0
 """How long Prolog and Epilog wait for a sweep that looks at their job: longer than Slurm's commands may take."""
+ACCOUNTS_S: Final = 5.0
+"""How long the metrics' and the reports' file systems may take."""
 
 
 @contextmanager
@@ -35,6 +39,64 @@ def draining(config: SiteConfig, node: str, job_id: int) -> Iterator[None]:
         except NodeError as second:
             raise NodeError(f"{text} (and the reason could not be told to Slurm: {second})") from error
         raise
+
+
+@contextmanager
+def accounted(config: SiteConfig, node: str, job_id: int, *, ends: bool) -> Iterator[None]:
+    """When the block has ended, put what it logged into the node's metrics, where the site wants them.
+
+    With `ends` the job's events are also put where `report` finds them. Never fails, and takes at most `ACCOUNTS_S`
+    where a file system hangs.
+    """
+    if config.metrics.directory is None and config.report.directory is None:
+        yield
+        return
+    before = events.length(config.paths.log, job_id)
+    try:
+        yield
+    finally:
+        trouble: list[str] = []
+
+        def account() -> None:
+            try:
+                _account(config, node, job_id, before, ends=ends)
+            except Exception as error:  # noqa: BLE001 - whatever it is: no job fails by it
+                trouble.append(one_line(error))
+
+        thread = threading.Thread(target=account, daemon=True)
+        thread.start()
+        thread.join(ACCOUNTS_S)
+        if thread.is_alive():
+            trouble.append(f"no answer within {ACCOUNTS_S:.0f} s")
+        if trouble:
+            EventLog(config.paths.log, job_id, node).log("not-accounted", message=trouble[0])
+
+
+def _account(config: SiteConfig, node: str, job_id: int, before: int, *, ends: bool) -> None:
+    """See `accounted`. Raises OSError, NodeError."""
+    if config.metrics.directory is not None:
+        from beeond_ctl import metrics
+
+        phases = [state.phase for state in states.read_all(config.paths.run)]
+        logged = events.read(config.paths.log, job_id, since=before)
+        metrics.update(config.metrics.directory, config.paths.run, phases, logged=logged)
+    if ends and config.report.directory is not None:
+        from beeond_ctl import published
+
+        logged = events.read(config.paths.log, job_id)
+        uid = next((event["uid"] for event in reversed(logged) if "uid" in event), None)
+        if uid is not None:
+            published.publish(config.report.directory, job_id, uid, node, events.of_user(logged, uid))
+
+
+def count_sweep(config: SiteConfig, verdicts: Sequence[str]) -> None:
+    """Put what a sweep found into the node's metrics, where the site wants them. Never fails."""
+    if config.metrics.directory is not None:
+        from beeond_ctl import metrics
+
+        phases = [state.phase for state in states.read_all(config.paths.run)]
+        with suppress(OSError, NodeError):
+            metrics.update(config.metrics.directory, config.paths.run, phases, swept=verdicts)
 
 
 def configured(path: Path, node: str, job_id: int) -> SiteConfig:
