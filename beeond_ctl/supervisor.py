@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import mounts
-from beeond_ctl.backends import Advice, Command, File, Mounted, PortOpen, Service
+from beeond_ctl.backends import Advice, Answer, Command, File, Mounted, PortOpen, Service
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ TOKEN_VARIABLE: Final = "BEEOND_CTL_INSTANCE"  # noqa: S105 - a variable's name
 """Marks the processes of an instance. Never give it to a process that runs as a user: that user can read it."""
 
 _POLL_S: Final = (0.004, 0.05)
+_AGAIN_S: Final = 0.2
+"""Seconds between two tries of a command that may be too early."""
 _ONCE_S: Final = 30.0
 """Seconds a service's preparation may take."""
 _KILL_S: Final = 5.0
@@ -79,10 +81,36 @@ def start(
     return process
 
 
-def run(command: Command, *, search_path: Sequence[str], deadline_s: float, check: bool = True) -> bytes:
+def run(command: Command, *, search_path: Sequence[str], deadline_s: float) -> bytes:
     """Run `command` to its end and return its standard output.
 
-    Raises NodeError when it is not there, takes longer than `deadline_s` seconds or, if `check`, fails.
+    Raises NodeError when it is not there, takes longer than `deadline_s` seconds, fails, or answers what is wrong.
+    """
+    name, again_at = command.argv[0], time.monotonic() + min(command.again_s, deadline_s)
+    deadline = time.monotonic() + deadline_s
+    while True:
+        answer = ask(command, search_path=search_path, deadline_s=max(1.0, deadline - time.monotonic()))
+        if answer is None:
+            raise NodeError(
+                f"{name} was not done after {deadline_s:g} s and was ended; see whether what it talks to answers"
+            )
+        if answer.code in command.codes:
+            wrong = command.wrong(answer.output) if command.wrong else ""
+            if not wrong:
+                return answer.output
+            text = f"{name}: {wrong}: {_fold(answer.errors)}"
+        else:
+            said = _fold(answer.errors) or _fold(answer.output)
+            text = f"{name} failed with exit code {answer.code}: {said}"
+        if time.monotonic() >= again_at:
+            raise NodeError(advised(text, command.advice))
+        time.sleep(_AGAIN_S)
+
+
+def ask(command: Command, *, search_path: Sequence[str], deadline_s: float) -> Answer | None:
+    """What `command` said, whatever its exit code; None when it was ended after `deadline_s` seconds.
+
+    Raises NodeError when it is not there.
     """
     name = command.argv[0]
     program = _program(name, search_path)
@@ -101,13 +129,8 @@ def run(command: Command, *, search_path: Sequence[str], deadline_s: float, chec
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1)
-        raise NodeError(
-            f"{name} was not done after {deadline_s:g} s and was ended; see whether what it talks to answers"
-        ) from None
-    if check and child.returncode not in command.codes:
-        text = f"{name} failed with exit code {child.returncode}: {_fold(errors or output)}"
-        raise NodeError(advised(text, command.advice))
-    return output
+        return None
+    return Answer(child.returncode, output, errors)
 
 
 def write_files(files: Iterable[File]) -> None:
@@ -172,8 +195,10 @@ def _environment(search_path: Sequence[str], more: Mapping[str, str]) -> dict[st
 # --- waiting ----------------------------------------------------------------------------------------------
 
 
-def wait_ready(started: Iterable[tuple[Service, Process]], *, deadline_s: float) -> None:
-    """Wait until all of `started` are ready, at most `deadline_s` seconds.
+def wait_ready(
+    started: Iterable[tuple[Service, Process]], *, deadline_s: float, check: Callable[[], object] = bool
+) -> None:
+    """Wait until all of `started` are ready, at most `deadline_s` seconds. `check` may end it by raising something.
 
     Raises NodeError naming a service that ended, with the end of its log, or those that are not ready in time.
     """
@@ -187,6 +212,7 @@ def wait_ready(started: Iterable[tuple[Service, Process]], *, deadline_s: float)
         waiting = [(service, process) for service, process in waiting if not _ready(service, process)]
         if not waiting:
             return
+        check()
         if time.monotonic() > deadline:
             service = waiting[0][0]
             names = ", ".join(service.name for service, _ in waiting)
@@ -233,8 +259,15 @@ def log_end(path: str) -> str:
             lines = file.read().splitlines()
     except OSError as error:
         return f"its log cannot be read: {error}"
-    texts = [re.sub(rb"^(\[[^\]]*\]\s*|[A-Z]\s+)+", b"", line.strip()) for line in lines]
-    return _fold(b" | ".join([text for text in texts if text][-8:])) or "it said nothing"
+    texts = [_STAMP.sub(b"", line.strip()) for line in lines]
+    return _fold(b" | ".join([text for text in texts if re.search(rb"\w", text)][-8:])) or "it said nothing"
+
+
+_STAMP: Final = re.compile(
+    rb"^(\[[^\]]*\]\s*|[A-Z]\s+)+"
+    # BeeGFS: (1) 12:00:00 Main [App] >> text
+    rb"|^\(\d\) [\d: A-Za-z]* \S+ \[[^\]]*\] >> "
+)
 
 
 def _fold(text: bytes, limit: int = 600) -> str:
@@ -272,6 +305,26 @@ def find(token: str) -> list[Process]:
     return found
 
 
+def marked() -> dict[str, list[Process]]:
+    """All processes of instances on this node, by token; those in containers of other programs are not ours."""
+    mark, own = f"{TOKEN_VARIABLE}=".encode(), os.readlink("/proc/self/ns/pid")
+    found: dict[str, list[Process]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with suppress(OSError):
+            foreign = os.readlink(f"/proc/{entry}/ns/pid") != own
+            if foreign or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
+                continue
+            state, start_time = _stat(int(entry))
+            for word in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                if word.startswith(mark) and state not in "ZX":
+                    name = Path(f"/proc/{entry}/comm").read_text().strip()
+                    token = word.removeprefix(mark).decode(errors="replace")
+                    found.setdefault(token, []).append(Process(name, int(entry), start_time))
+    return found
+
+
 def stop(processes: Iterable[Process], *, token: str, timeout_s: float) -> list[str]:
     """End `processes` and everything else that carries `token`, all at once.
 
@@ -301,6 +354,13 @@ def stop(processes: Iterable[Process], *, token: str, timeout_s: float) -> list[
         else:
             # SIGCONT, since a frozen process would keep SIGTERM for later.
             _signal_and_wait(left, (signal.SIGTERM, signal.SIGCONT), deadline - now)
+
+
+def kill(process: Process) -> None:
+    """End `process` at once, and wait until it is gone. Raises NodeError."""
+    _signal_and_wait([process], (signal.SIGKILL,), _KILL_S)
+    if alive(process):
+        raise NodeError(f"cannot be ended, not even by SIGKILL: {process.name} (pid {process.pid})")
 
 
 def _signal_and_wait(

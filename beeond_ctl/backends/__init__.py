@@ -5,12 +5,14 @@ system. Each module of this package with these functions is one backend:
 
     PROGRAMS                        names of the programs it needs on a node
     ROOT_IS_DATA                    whether a target's data directory is the root that the user sees
-    MANAGED                         whether the servers of all nodes wait for one that is `first`
+    MANAGED                         name of the service that is `first` and all others wait for; empty: none
     edition(config, find)           which generation of its programs is on this node
     services(plan, node, keys)      the servers of `node`, all startable at once but for one that is `first`
     membership(plan, keys)          questions only the leader asks, to know that all servers are registered
+    usable(plan, keys)              questions only the leader asks then, to know that all servers work
+    arrange(plan, keys)             commands the leader runs then, once in an instance's life (stripe patterns)
+    mounts_early(plan)              whether nodes mount before the last two, which are then waited for before it is used
     mount(plan, node, keys)         how `node` mounts the file system
-    settle(plan, keys)              commands the leader runs once all nodes have mounted (stripe patterns)
     skeleton()                      what an empty metadata server consists of, for mkfs.xfs; where `Plan.metadata` is
 """
 
@@ -61,7 +63,8 @@ class Service:
     """One process that runs in the foreground for as long as the instance lives.
 
     `argv[0]` is a bare program name, searched in the site's `backend.path`. `log` receives stdout and stderr.
-    The other services of all nodes are started when one that is `first` is ready. `once` is run before.
+    The other services of all nodes are started when one that is `first` is ready. `once` is run before. One that is
+    to be started `twice` is killed and started again when all are registered.
     """
 
     name: str
@@ -72,17 +75,23 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     first: bool = False
     once: Once | None = None
+    twice: bool = False
     advice: Advice = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program that is run to its end. `files` are written first; `codes` are the exit codes of success."""
+    """A program that is run to its end. `files` are written first; `codes` are the exit codes of success.
+
+    A failure is tried again for `again_s` seconds. `wrong(stdout)` says what is wrong with an answer; empty: nothing.
+    """
 
     argv: tuple[str, ...]
     files: tuple[File, ...] = ()
     codes: tuple[int, ...] = (0,)
     advice: Advice = ()
+    again_s: float = 0
+    wrong: Callable[[bytes], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +103,24 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program said, and its exit code."""
+
+    code: int
+    output: bytes
+    errors: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """A command whose answer says who is missing: `missing(stdout)` maps nodes to what of them is not there yet.
 
-    Some tools print the right answer and exit 1, so only stdout counts.
+    `answered` tells an answer from a manager that is silent. Some tools print the right answer and exit 1.
     """
 
     command: Command
     missing: Callable[[bytes], dict[str, str]]
+    answered: Callable[[Answer], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +150,15 @@ class Backend(Protocol):
 
     PROGRAMS: tuple[str, ...]
     ROOT_IS_DATA: bool
-    MANAGED: bool
+    MANAGED: str
 
     def edition(self, config: SiteConfig, find: Callable[[str], str | None]) -> str: ...  # noqa: D102
     def services(self, plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]: ...  # noqa: D102
     def membership(self, plan: Plan, keys: Keys) -> tuple[Question, ...]: ...  # noqa: D102
     def mount(self, plan: Plan, node: str, keys: Keys) -> Mount: ...  # noqa: D102
-    def settle(self, plan: Plan, keys: Keys) -> tuple[Command, ...]: ...  # noqa: D102
+    def arrange(self, plan: Plan, keys: Keys) -> tuple[Command, ...]: ...  # noqa: D102
+    def usable(self, plan: Plan, keys: Keys) -> tuple[Question, ...]: ...  # noqa: D102
+    def mounts_early(self, plan: Plan) -> bool: ...  # noqa: D102
     def skeleton(self) -> str: ...  # noqa: D102
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PROGRAMS: Final[tuple[str, ...]] = ()
 ROOT_IS_DATA: Final = True
-MANAGED: Final = False
+MANAGED: Final = ""
 
 
 def edition(config: SiteConfig, find: Callable[[str], str | None]) -> str:  # noqa: ARG001
@@ -41,6 +41,16 @@ def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
     return Mount(point=plan.mount_point, fstype="none", bind_source=plan.targets[0].data)
 
 
-def settle(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
+def arrange(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
     """Nothing."""
+    return ()
+
+
+def mounts_early(plan: Plan) -> bool:  # noqa: ARG001
+    """There is nothing to wait for."""
+    return True
+
+
+def usable(plan: Plan, keys: Keys) -> tuple[Question, ...]:  # noqa: ARG001
+    """None."""
     return ()

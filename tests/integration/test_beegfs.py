@@ -1,23 +1,28 @@
-"""The whole job over stand-ins for BeeGFS's programs, which serve nothing but are as awkward as the real ones.
+"""The whole job over BeeGFS: stand-ins for its programs, which serve nothing but are as awkward as the real ones.
 
-What they cannot show - times of real servers, the kernel client - needs BEEGFS_HOME and is skipped without it.
+With BEEGFS_HOME=PREFIX the last test runs the real programs in that directory (its sbin or bin), of either generation.
+Most tests let the stand-ins hurry; those that look at times do not.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.integration.test_main_job import deadly, exists, kept, lacks, recover
 from tests.standins.beegfs import programs
-from tests.testbed import Cluster
+from tests.testbed import product
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from tests.testbed import Cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -28,6 +33,7 @@ CONFIG = f"""
 kind = "{{kind}}"
 paths = ["/nvme/beeond"]
 capacity = "1GiB"
+{{storage}}
 [backend]
 default = "beegfs"
 allowed = ["beegfs", "local"]
@@ -35,40 +41,58 @@ path = ["{BIN}", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
 [beegfs]
 meta_size = "1GiB"
 stripe_directories = [1, 8]
+{{beegfs}}
 [deadlines]
 meet = 12
-start = 8
+start = {{start}}
 stop = 10
-silence = 4
+silence = {{silence}}
 """
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[Cluster]:
-    with Cluster.up("beegfs", nodes=3, with_product=True) as cluster:
-        yield cluster
+def site(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with BeeGFS's stand-ins and prepared metadata, for this file's tests; put back afterwards."""
+    furnish(cluster, "7.4")
+    for node in NODES:
+        cluster.run(node, ["beeond-ctl", "prepare"])
+    yield cluster
+    for node in NODES:
+        script = f"rm -rf /opt/beegfs /nvme/beeond/metadata-* /usr/sbin/mount.beegfs {programs.HASTE}"
+        cluster.run(node, ["sh", "-c", script])
+    cluster.write_config(product.config())
 
 
-@pytest.fixture
-def cluster(made: Cluster) -> Iterator[Cluster]:
+@pytest.fixture(autouse=True)
+def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
     """A site with BeeGFS 7.4; afterwards every node as before, but for what metadata is copied from."""
+    if "site" not in request.fixturenames:
+        yield
+        return
+    made: Cluster = request.getfixturevalue("site")
     furnish(made, "7.4")
     made.wait_idle()
-    yield made
+    yield
     made.run("ctl", ["scancel", "--user=alice,bob"], check=False)
     for node in NODES:
-        wait_for(partial(settled, made, node))
+        wait_for(partial(lacks, made, node, "COMPLETING"), 40)
         if "DRAIN" in made.node_state(node).flags:
             made.resume(node)
     left = {node: made.run(node, ["ls", "-A", "/nvme/beeond"]).stdout.split() for node in NODES}
     assert not [name for names in left.values() for name in names if name.startswith("job-")], left
 
 
-def furnish(cluster: Cluster, edition: str, kind: str = "directory", nodes: tuple[str, ...] = NODES) -> None:
-    cluster.write_config(CONFIG.format(kind=kind))
+def furnish(
+    cluster: Cluster, edition: str, *, haste: bool = True, nodes: tuple[str, ...] = NODES, **config: object
+) -> None:
+    """Install stand-ins of `edition`; with `haste` nothing of them takes its time, and no deadline is long."""
+    usual = {"kind": "directory", "storage": "", "beegfs": "", "start": 6 if haste else 15, "silence": 4}
+    cluster.write_config(CONFIG.format(**(usual | config)))
     for node in nodes:
         cluster.run(node, ["rm", "-rf", BIN])
         programs.install(cluster.path(node, BIN), edition, cluster.path(node, "/usr/sbin"))
+        mark = cluster.path(node, str(programs.HASTE))
+        mark.touch() if haste else mark.unlink(missing_ok=True)
 
 
 def replace(cluster: Cluster, node: str, program: str, script: str) -> None:
@@ -80,19 +104,18 @@ def replace(cluster: Cluster, node: str, program: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 40) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+def begin(cluster: Cluster, script: str, *options: str) -> int:
+    """Submit a job that waits when it has run `script`, until `finish`."""
+    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+    text = f"#!/bin/sh\n{script}\ntouch /global/alice/begun\nwhile [ -e /global/alice/begun ]; do sleep 0.1; done\n"
+    job = cluster.submit("alice", text, *options)
+    wait_for(lambda: exists(cluster, "/global/alice/begun"), 40)
+    return job
 
 
-def settled(cluster: Cluster, node: str) -> bool:
-    return "COMPLETING" not in cluster.node_state(node).flags
-
-
-def kept(cluster: Cluster, node: str, job: int) -> bool:
-    return f"beeond-ctl recover {job} --nodes" in cluster.node_state(node).reason
+def finish(cluster: Cluster, job: int) -> None:
+    cluster.run("login", ["rm", "/global/alice/begun"])
+    cluster.wait_job(job)
 
 
 def events(cluster: Cluster, node: str, job: int) -> list[dict[str, Any]]:
@@ -100,116 +123,144 @@ def events(cluster: Cluster, node: str, job: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def seconds(found: list[dict[str, Any]], step: str) -> float:
-    return float(next(event["seconds"] for event in found if event.get("step") == step))
+def step(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(event for event in found if event.get("step") == name)
 
 
-def drained(cluster: Cluster, node: str) -> str:
+def seconds(found: list[dict[str, Any]], name: str) -> float:
+    return float(step(found, name)["seconds"])
+
+
+def drained(cluster: Cluster, node: str, timeout_s: float = 40) -> str:
     """The reason for which `node`, and no other, is drained."""
-    wait_for(lambda: "DRAIN" in cluster.node_state(node).flags)
+    wait_for(lambda: "DRAIN" in cluster.node_state(node).flags, timeout_s)
     for other in NODES:
-        wait_for(partial(settled, cluster, other))
+        wait_for(partial(lacks, cluster, other, "COMPLETING"), timeout_s)
         assert ("DRAIN" in cluster.node_state(other).flags) == (other == node), cluster.node_state(other)
     return cluster.node_state(node).reason
 
 
-def template(cluster: Cluster) -> None:
-    """Have the metadata images' original on every node, as an idle node has: it is not what a job leaves."""
-    for node in NODES:
-        cluster.run(node, ["beeond-ctl", "prepare"])
+def management(cluster: Cluster, job: int, node: str = "n1", edition: str = "7.4") -> dict[str, Any]:
+    """What the stand-in for mgmtd was told."""
+    name = "mgmtd/state.json" if edition == "7.4" else "mgmtd.sqlite"
+    return dict(json.loads(cluster.read(node, f"/nvme/beeond/job-{job}/data/{name}")))
+
+
+# --- a file system of the site's own on the same node -----------------------------------------------------
+
+PERMANENT = """
+mkdir -p /srv/beegfs/storage /srv/beegfs/log /etc/beegfs /mnt/permanent
+echo permanent > /etc/beegfs/conn.auth
+for name in mgmtd meta storage helperd client; do echo 'sysMgmtdHost = nowhere' > /etc/beegfs/beegfs-$name.conf; done
+echo 'db-file = "/nowhere"' > /etc/beegfs/beegfs-mgmtd.toml
+cd /
+set -- connAuthFile=/etc/beegfs/conn.auth runDaemonized=true
+{bin}/beegfs-mgmtd cfgFile=/dev/null storeMgmtdDirectory=/srv/beegfs/mgmtd logStdFile=/srv/beegfs/log/mgmtd "$@"
+{bin}/beegfs-storage cfgFile=/dev/null sysMgmtdHost={node} storeStorageDirectory=/srv/beegfs/storage \
+    logStdFile=/srv/beegfs/log/storage "$@"
+mount -t tmpfs beegfs_nodev /mnt/permanent
+echo data > /mnt/permanent/file
+"""
+
+
+def permanent(cluster: Cluster, node: str, home: Path | None = None) -> None:
+    """Run a permanent BeeGFS 7.4 on `node`, on its usual ports, with its files in /etc and a mount."""
+    programs.install(cluster.path(node, "/srv/bin"), "7.4", None)
+    if home is not None:
+        programs.install_real(cluster.path(node, "/srv/bin"), home, "7.4", cluster.path(node, "/srv/bin"))
+    cluster.run(node, ["sh", "-euc", PERMANENT.format(bin="/srv/bin", node=node)])
+    wait_for(lambda: ":8003" in cluster.run(node, ["ss", "-ltn"]).stdout, 10)
+
+
+def remove_permanent(cluster: Cluster, node: str) -> None:
+    cluster.kill(node, r"beegfs-\w+ cfgFile=/dev/null")
+    cluster.run(node, ["sh", "-c", "umount /mnt/permanent; rm -rf /mnt/permanent /srv/* /etc/beegfs"])
 
 
 @pytest.mark.parametrize(("edition", "kind"), [("7.4", "directory"), ("8", "image")])
-def test_a_job_has_its_file_system_on_all_nodes_and_leaves_nothing(
-    cluster: Cluster, edition: str, kind: str
+def test_a_job_has_its_file_system_on_all_nodes_and_leaves_nothing_of_its_own_and_all_of_another(
+    site: Cluster, edition: str, kind: str
 ) -> None:
-    furnish(cluster, edition, kind)
-    template(cluster)
+    cluster = site
+    furnish(cluster, edition, haste=False, kind=kind)
     cluster.run(
         "login",
         ["sh", "-c", "rm -rf in out; mkdir in; echo hello > in/file"],
         user="alice",
         cwd="/global/alice",
     )
-    before = cluster.snapshots()
-    output = cluster.run_job(
-        "alice",
-        """\
-        #!/bin/sh
-        set -e
-        stat -c '%U %a' "$BEEOND" "$BEEOND/stripe_8"
-        cat "$BEEOND/in/file"
-        mkdir "$BEEOND/made"
-        srun sh -c 'hostname > "$BEEOND/made/$SLURMD_NODENAME"'
-        echo "job $BEEOND_JOB_ID"
-        """,
-        "-N3", "--ntasks-per-node=1", "--beeond=meta=2,stripe-count=2",
-        "--beeond-stage-in=/global/alice/in:in", "--beeond-stage-out=made:/global/alice/out",
-    )  # fmt: skip
+    permanent(cluster, "n1")
+    try:
+        before = cluster.snapshots()
+        output = cluster.run_job(
+            "alice",
+            """\
+            #!/bin/sh
+            set -e
+            stat -c '%U %a' "$BEEOND" "$BEEOND/stripe_8" "$BEEOND/stripe_2"
+            cat "$BEEOND/in/file"
+            mkdir "$BEEOND/made"
+            srun sh -c 'hostname > "$BEEOND/made/$SLURMD_NODENAME"'
+            echo "job $BEEOND_JOB_ID"
+            """,
+            "-N3", "--ntasks-per-node=1", "--beeond=meta=2,stripe-count=2,stripe-dirs=2",
+            "--beeond-stage-in=/global/alice/in:in", "--beeond-stage-out=made:/global/alice/out",
+        )  # fmt: skip
+        cluster.wait_idle()
+        assert cluster.run("login", ["ls", "/global/alice/out"]).stdout.split() == list(NODES)
+        cluster.wait_clean(before, timeout_s=10)
+    finally:
+        remove_permanent(cluster, "n1")
     lines = output.split("\n")
-    assert lines[:3] == ["alice 700", "alice 700", "hello"]
-    job = int(lines[3].split()[1])
-    cluster.wait_idle()
-    assert cluster.run("login", ["ls", "/global/alice/out"]).stdout.split() == list(NODES)
-    cluster.wait_clean(before, timeout_s=10)
+    assert lines[:4] == ["alice 700", "alice 700", "alice 700", "hello"]
+    job = int(lines[4].split()[1])
     for node in NODES:
         found = events(cluster, node, job)
         # One stand-in takes STOP_S to end: all at once take no longer.
         assert programs.STOP_S <= seconds(found, "stopping") < programs.STOP_S * 1.5
-    waited = seconds(events(cluster, "n1", job), "registering")
-    if edition == "8":
-        assert programs.ONLINE_S * 0.9 < waited < programs.ONLINE_S * 1.1
-    else:
-        assert waited < 0.5
+        asked = [event for event in found if "asked" in event]
+        assert bool(asked) == (node == "n1"), "mgmtd is asked by the leader alone"
+    found = events(cluster, "n1", job)
+    waited = seconds(found, "becoming usable")
+    assert programs.ONLINE_S * 0.8 < waited < programs.ONLINE_S * 1.1
+    assert seconds(found, "registering") < 0.5
+    mounted, usable = step(found, "mounting")["t"], step(found, "becoming usable")["t"]
+    assert (mounted < usable) == (edition == "7.4"), "7.4 mounts before all is Online, 8 cannot"
 
 
-def test_the_directories_of_a_metadata_server_are_not_made_in_a_job(cluster: Cluster) -> None:
-    template(cluster)
+def test_what_dies_in_a_job_is_started_again_and_metadata_was_ready_made(site: Cluster) -> None:
+    cluster = site
     before = cluster.snapshots()
-    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
-    job = cluster.submit("alice", "#!/bin/sh\ntouch begun; sleep 60\n", "-N2", "--beeond=meta=all")
-    wait_for(lambda: cluster.path("login", "/global/alice/begun").exists())
+    cluster.run("login", ["rm", "-rf", "/global/alice/killed"])
+    job = begin(
+        cluster, 'mkdir "$BEEOND/out"; echo 1 > "$BEEOND/out/f"', "-N3", "--beeond=meta=all",
+        "--beeond-stage-out=out:/global/alice/killed",
+    )  # fmt: skip
     run = f"/run/beeond-ctl/jobs/{job}"
-    for node in cluster.job(job)["NodeList"].removeprefix("n[").removesuffix("]").split("-"):
-        assert "made the directories" not in cluster.read(f"n{node}", f"{run}/logs/beegfs-meta.log")
-        count = cluster.run(f"n{node}", ["sh", "-c", f"find {run}/metadata -type d | wc -l"]).stdout
-        assert int(count) > 66000
-    cluster.run("login", ["scancel", str(job)], user="alice")
-    cluster.wait_job(job)
-    cluster.wait_idle()
-    cluster.wait_clean(before, timeout_s=10)
-
-
-def test_a_server_that_was_killed_is_started_again_for_the_stage_out(cluster: Cluster) -> None:
-    script = (
-        '#!/bin/sh\nmkdir "$BEEOND/out"; echo 1 > "$BEEOND/out/f"; touch begun\n'
-        "while [ -e begun ]; do sleep 0.1; done\n"
-    )
-    cluster.run("login", ["rm", "-rf", "/global/alice/begun", "/global/alice/killed"])
-    job = cluster.submit("alice", script, "-N3", "--beeond-stage-out=out:/global/alice/killed")
-    wait_for(lambda: cluster.path("login", "/global/alice/begun").exists())
-    cluster.kill("n2", r"programs\.py 7\.4 beegfs-storage")
-    cluster.run("login", ["rm", "/global/alice/begun"])
-    cluster.wait_job(job)
+    for node in NODES:
+        assert "made the directories" not in cluster.read(node, f"{run}/logs/beegfs-meta.log")
+    count = cluster.run("n2", ["sh", "-c", f"find {run}/metadata -type d | wc -l"]).stdout
+    assert int(count) > 66000
+    cluster.kill("n2", r"programs\.py 7\.4 beegfs-(storage|helperd)")
+    finish(cluster, job)
     cluster.wait_idle()
     assert cluster.read("login", "/global/alice/killed/f") == "1\n"
     revived = [event["services"] for event in events(cluster, "n2", job) if event["event"] == "revived"]
-    assert revived == [["beegfs-storage"]]
+    assert revived == [["beegfs-storage", "beegfs-helperd"]]
+    cluster.wait_clean(before, timeout_s=10)
 
 
-def test_what_was_prepared_is_not_made_again(cluster: Cluster) -> None:
-    cluster.run("n1", ["sh", "-c", "rm -f /nvme/beeond/metadata-*"])
-    template(cluster)
-    (path,) = cluster.path("n1", "/nvme/beeond").glob("metadata-*")
+def test_what_was_prepared_is_not_made_again(site: Cluster) -> None:
+    (path,) = site.path("n1", "/nvme/beeond").glob("metadata-*")
     made = path.stat()
-    template(cluster)
-    cluster.run_job("alice", "#!/bin/sh\n", "-N1", "-w", "n1", "--beeond=backend=beegfs")
-    cluster.wait_idle()
+    site.run("n1", ["beeond-ctl", "prepare"])
+    site.run_job("alice", "#!/bin/sh\n", "-N1", "-w", "n1", "--beeond=backend=beegfs")
+    site.wait_idle()
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
 
 
-def test_two_instances_share_nodes(cluster: Cluster) -> None:
-    template(cluster)
+def test_two_instances_share_nodes(site: Cluster) -> None:
+    cluster = site
     before = cluster.snapshots()
     script = (
         '#!/bin/sh\necho {0} > "$BEEOND/f"; touch /global/project/{0}\n'
@@ -228,63 +279,117 @@ def test_two_instances_share_nodes(cluster: Cluster) -> None:
     cluster.wait_clean(before, timeout_s=10)
 
 
-def test_kept_data_survives_a_reboot_of_the_managements_node(cluster: Cluster) -> None:
-    furnish(cluster, "8")
-    cluster.run("login", ["sh", "-c", "rm -rf target begun; mkdir target"], user="alice", cwd="/global/alice")
-    script = (
-        '#!/bin/sh\nmkdir "$BEEOND/out"; echo kept > "$BEEOND/out/f"; touch begun\n'
-        "while [ -e begun ]; do sleep 0.1; done\n"
-    )
-    job = cluster.submit(
-        "alice", script, "-N2", "-w", "n[1-2]",
-        "--beeond=meta=all", "--beeond-stage-out=out:/global/alice/target/out",
+def test_a_node_without_storage_mounts_and_has_no_part_in_what_is_kept(site: Cluster) -> None:
+    cluster = site
+    furnish(cluster, "8", storage='without = ["n1", "gpu*"]')
+    cluster.run("n1", ["rm", "-r", BIN])  # it has no servers to run
+    before = cluster.snapshots()
+    cluster.run("login", ["sh", "-c", "rm -rf target; mkdir target"], user="alice", cwd="/global/alice")
+    job = begin(
+        cluster, 'mkdir "$BEEOND/out"; srun -N3 sh -c \'echo kept > "$BEEOND/out/$SLURMD_NODENAME"\'', "-N3",
+        "--beeond=meta=1", "--beeond-stage-out=out:/global/alice/target/out",
     )  # fmt: skip
-    wait_for(lambda: cluster.path("login", "/global/alice/begun").exists())
+    assert not cluster.processes("n1", r"programs\.py 8 beegfs-(mgmtd|meta|storage)")
+    assert cluster.processes("n2", r"programs\.py 8 beegfs-mgmtd")
+    assert not any(
+        name.startswith("job-") for name in cluster.run("n1", ["ls", "/nvme/beeond"]).stdout.split()
+    )
     cluster.readonly("/global/alice/target")
     try:
-        cluster.run("login", ["rm", "/global/alice/begun"])
-        cluster.wait_job(job)
-        for node in ("n1", "n2"):
-            wait_for(partial(kept, cluster, node, job))
+        finish(cluster, job)
+        kept(cluster, job, NODES)
         cluster.reboot("n1")
+        cluster.reboot("n2")
     finally:
         cluster.writable("/global/alice/target")
-    done = cluster.run(
-        "ctl", ["beeond-ctl", "recover", str(job), "--nodes", "n[1-2]"], check=False, timeout_s=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert cluster.read("login", "/global/alice/target/out/f") == "kept\n"
+    for node in ("n1", "n2"):
+        for path, mode in product.DIRECTORIES.items():  # as at a site's boot
+            cluster.path(node, path).mkdir(mode, parents=True, exist_ok=True)
+        wait_for(partial(lacks, cluster, node, "REBOOT"), 30)
+    recover(cluster, job, "--nodes", "n[1-3]")
+    listing = cluster.run("login", ["ls", "/global/alice/target/out"]).stdout.split()
+    assert listing == list(NODES)
+    for node in NODES:
+        if "DRAIN" in cluster.node_state(node).flags:
+            cluster.resume(node)
     cluster.wait_idle()
+    cluster.wait_clean([then for then in before if then.node == "n3"], timeout_s=10)
+
+
+def test_what_site_and_user_choose_is_laid_out(site: Cluster) -> None:
+    cluster = site
+    more = 'licensed = true\nconf_dir = "/etc/beegfs-more"\nprefer_local = true\n'
+    for node in (*NODES, "login"):
+        cluster.run(node, ["mkdir", "-p", "/etc/beegfs-more"])
+        cluster.path(node, "/etc/beegfs-more/beegfs-storage.conf").write_text("tuneNumWorkers = 3\n")
+    furnish(cluster, "7.4", beegfs=more + 'pools = {quick = ["/nvme/beeond"]}')
+    job = begin(cluster, 'ls "$BEEOND"', "-N3", "--beeond=storage=2,stripe-count=2,chunk-size=512k")
+    assert cluster.job_output(job).split() == ["quick", "stripe_1", "stripe_8"]
+    told = management(cluster, job)
+    assert told["pools"] == {"2": ["quick", "1,2"]}
+    assert told["patterns"] == {
+        "/": ["512k", 2, "2"], "/quick": ["512k", 2, "2"], "/stripe_1": ["512k", 1, "2"],
+        "/stripe_8": ["512k", 2, "2"],
+    }  # fmt: skip
+    run = f"/run/beeond-ctl/jobs/{job}"
+    assert "tuneNumWorkers = 3\n" in cluster.read("n2", f"{run}/beegfs-storage.conf")
+    assert cluster.read("n2", f"{run}/beegfs-preferred-storage") == "2\n"
+    assert not cluster.processes("n3", r"programs\.py 7\.4 beegfs-storage")
+    finish(cluster, job)
+    cluster.wait_idle()
+    furnish(cluster, "7.4", beegfs="licensed = true")
+    job = begin(cluster, "true", "-N2", "--beeond=mirror=yes")
+    told = management(cluster, job, cluster.job(job)["NodeList"].replace("[", "").split("-")[0].split(",")[0])
+    assert told["mirrored"] == ["storage", "meta", "root"]
+    assert told["patterns"]["/"] == ["1m", 1, "1", "mirrored"]
+    finish(cluster, job)
+    for node in (*NODES, "login"):
+        cluster.run(node, ["rm", "-r", "/etc/beegfs-more"])
 
 
 # --- faults -----------------------------------------------------------------------------------------------
 
 FAULTS = {
     "a port that was taken meanwhile": (
-        "n2", "beegfs-storage", 'sleep 0.2; echo "Binding of port failed: Address already in use" >&2; exit 1',
+        "n2", "beegfs-storage",
+        'conf=${1#cfgFile=}; shift=$(sed -n "s/^connPortShift = //p" "$conf")\n'
+        "python3 -c \"import socket,time; s=socket.create_server(('', 8003+$shift)); time.sleep(3)\" &\n"
+        'sleep 0.3; exec "$real" "$@"',
         ["beegfs-storage", "already in use", "see what has the port"],
     ),
     "a daemon that forks and then is gone": (
         "n2", "beegfs-storage", "(sleep 0.2) & exit 0", ["beegfs-storage", "ended while it started"],
     ),
     "no management": ("n1", "beegfs-mgmtd", "exit 2", ["beegfs-mgmtd", "ended while it started"]),
+    "a silent management": (
+        "n1", "beegfs-mgmtd",
+        'shift=$(sed -n "s/^connPortShift = //p" "${1#cfgFile=}")\n'
+        "exec python3 -c \"import socket,time; s=socket.create_server(('', 8008+$shift)); time.sleep(600)\"",
+        ["beegfs-mgmtd on n1 listens and does not answer"],
+    ),
     "a key of another file system": (
         "n3", "beegfs-storage",
         'conf=${1#cfgFile=}; echo other > "$conf.key"; sed -i "s#^connAuthFile.*#connAuthFile = $conf.key#" "$conf"\n'
         'exec "$real" "$@"',
-        ["beegfs-storage", "Authentication", "site secret"],
+        ["beegfs-storage", "Soft disconnect", "site secret"],
     ),
     "a setting that it does not know": (
         "n2", "beegfs-meta", 'echo "tuneNonsense = 1" >> "${1#cfgFile=}"\nexec "$real" "$@"',
-        ["beegfs-meta", "tuneNonsense"],
+        ["beegfs-meta", "tuneNonsense", "beegfs.settings"],
+    ),
+    "a server that listens and never registered": (
+        "n2", "beegfs-storage",
+        'shift=$(sed -n "s/^connPortShift = //p" "${1#cfgFile=}")\n'
+        "exec python3 -c \"import socket,time; s=socket.create_server(('', 8003+$shift)); time.sleep(600)\"",
+        ["n2: storage server not registered"],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_server_is_named_and_leaves_nothing(cluster: Cluster, fault: str) -> None:
+def test_a_fault_of_a_server_is_named_and_leaves_nothing(site: Cluster, fault: str) -> None:
+    cluster = site
     node, program, script, words = FAULTS[fault]
-    template(cluster)
     before = cluster.snapshots()
     replace(cluster, node, program, script)
     cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", "--beeond=meta=all")
@@ -293,27 +398,25 @@ def test_a_fault_of_a_server_is_named_and_leaves_nothing(cluster: Cluster, fault
         assert word in reason, reason
     furnish(cluster, "7.4")
     cluster.wait_clean(before, timeout_s=15)
-    assert not cluster.path("login", "/global/alice/ran").exists()
+    assert not exists(cluster, "/global/alice/ran")
 
 
-def test_a_server_that_never_registers_is_named_by_its_node(cluster: Cluster) -> None:
-    template(cluster)
+def test_a_tool_that_sets_nothing_and_exits_1_is_found_out(site: Cluster) -> None:
+    cluster = site
+    furnish(cluster, "8")
     before = cluster.snapshots()
-    # It listens where it should, and never told mgmtd.
-    script = (
-        'shift=$(sed -n "s/^connPortShift = //p" "${1#cfgFile=}")\n'
-        "exec python3 -c \"import socket,time; s=socket.create_server(('', 8003+$shift)); time.sleep(600)\""
+    replace(
+        cluster, "n1", "beegfs", 'case "$*" in *" entry set "*) echo done; exit 1;; esac\nexec "$real" "$@"'
     )
-    replace(cluster, "n2", "beegfs-storage", script)
     cluster.submit("alice", "#!/bin/sh\n", "-N3", "--beeond")
-    reason = drained(cluster, "n2")
-    assert "n2: storage server not registered" in reason
-    furnish(cluster, "7.4")
+    reason = drained(cluster, "n1")
+    assert "stripe patterns were not set: / has RAID0 (4x512K)" in reason
+    furnish(cluster, "8")
     cluster.wait_clean(before, timeout_s=15)
 
 
-def test_a_node_without_the_kernel_module_is_told_what_to_do(cluster: Cluster) -> None:
-    template(cluster)
+def test_a_node_without_the_kernel_module_is_told_what_to_do(site: Cluster) -> None:
+    cluster = site
     before = cluster.snapshots()
     cluster.run("n3", ["rm", "/usr/sbin/mount.beegfs"])
     cluster.submit("alice", "#!/bin/sh\n", "-N3", "--beeond")
@@ -324,8 +427,8 @@ def test_a_node_without_the_kernel_module_is_told_what_to_do(cluster: Cluster) -
     cluster.wait_clean(before, timeout_s=15)
 
 
-def test_a_node_with_another_generation_is_named(cluster: Cluster) -> None:
-    template(cluster)
+def test_a_node_with_another_generation_is_named(site: Cluster) -> None:
+    cluster = site
     before = cluster.snapshots()
     furnish(cluster, "8", nodes=("n3",))
     cluster.submit("alice", "#!/bin/sh\n", "-N3", "--beeond")
@@ -335,26 +438,132 @@ def test_a_node_with_another_generation_is_named(cluster: Cluster) -> None:
     cluster.wait_clean(before, timeout_s=15)
 
 
-def test_a_user_mistake_rolls_back_without_a_client_outliving_the_servers(cluster: Cluster) -> None:
-    template(cluster)
+def test_a_user_mistake_rolls_back_without_a_client_outliving_the_servers(site: Cluster) -> None:
+    cluster = site
     before = cluster.snapshots()
     job = cluster.submit("alice", "#!/bin/sh\n", "-N3", "--beeond-stage-in=/global/alice/nowhere:in")
     assert cluster.wait_job(job)["JobState"] == "FAILED"
     cluster.wait_idle()
     cluster.wait_clean(before, timeout_s=10)
-    ends = [
-        next(event["t"] for event in events(cluster, node, job) if event.get("step") == "unmounting")
-        for node in NODES
-    ]
-    begins = [
-        next(event["t"] for event in events(cluster, node, job) if event.get("phase") == "stopping")
-        for node in NODES
-    ]
+    found = [events(cluster, node, job) for node in NODES]
+    ends = [step(each, "unmounting")["t"] for each in found]
+    begins = [next(event["t"] for event in each if event.get("phase") == "stopping") for each in found]
     assert max(ends) <= min(begins)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("BEEGFS_HOME"), reason="needs real BeeGFS; set BEEGFS_HOME to its prefix"
-)
-def test_real_daemons_are_registered_online_and_good() -> None:
-    pytest.skip("not written yet")
+@pytest.mark.parametrize(("node", "phase"), [("n1", "starting"), ("n2", "mounting")])
+def test_a_prolog_killed_in_any_phase_is_cleaned_up_after(site: Cluster, node: str, phase: str) -> None:
+    cluster = site
+    before = cluster.snapshots()
+    with deadly(cluster, node, "prolog", phase, "after"):
+        job = cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", "--beeond=meta=all")
+        wait_for(lambda: "DRAIN" in cluster.node_state(node).flags, 40)
+        cluster.run("ctl", ["scancel", str(job)])
+        for name in NODES:
+            wait_for(partial(lacks, cluster, name, "COMPLETING"), 40)
+    assert not exists(cluster, "/global/alice/ran")
+    assert [name for name in NODES if "DRAIN" in cluster.node_state(name).flags] == [node]
+    cluster.resume(node)
+    cluster.wait_clean(before, timeout_s=10)
+
+
+@pytest.mark.parametrize(("node", "phase"), [("n1", "staging-out"), ("n2", "stopping")])
+def test_an_epilog_killed_in_any_phase_loses_nothing(site: Cluster, node: str, phase: str) -> None:
+    cluster = site
+    before = cluster.snapshots()
+    cluster.run("login", ["rm", "-rf", "/global/alice/killed"])
+    with deadly(cluster, node, "epilog", phase, "after"):
+        script = '#!/bin/sh\nmkdir "$BEEOND/out"; for i in $(seq 9); do echo $i > "$BEEOND/out/$i"; done\n'
+        options = ("-N3", "--beeond=meta=all", "--beeond-stage-out=out:/global/alice/killed")
+        job = cluster.submit("alice", script, *options)
+        cluster.wait_job(job)
+        for name in NODES:
+            wait_for(partial(lacks, cluster, name, "COMPLETING"), 60)
+    assert "DRAIN" in cluster.node_state(node).flags
+    recover(cluster, job, "--nodes", "n[1-3]")
+    listing = cluster.run("login", ["sh", "-c", "cd /global/alice/killed && cat * | tail -1; ls -A | wc -l"])
+    assert listing.stdout.split() == ["9", "9"]
+    for name in NODES:
+        if "DRAIN" in cluster.node_state(name).flags:
+            cluster.resume(name)
+    cluster.wait_clean(before, timeout_s=10)
+
+
+# --- the real thing ---------------------------------------------------------------------------------------
+
+HOME = os.environ.get("BEEGFS_HOME", "")
+
+
+@pytest.mark.skipif(not HOME, reason="needs real BeeGFS; set BEEGFS_HOME to the directory that has its sbin")
+def test_real_daemons_are_up_laid_out_and_gone(site: Cluster, record_property: pytest.FixtureRequest) -> None:
+    cluster, home = site, Path(HOME)
+    edition = programs.real_edition(home)
+    furnish(cluster, edition, haste=False)
+    for node in NODES:
+        programs.install_real(cluster.path(node, BIN), home, edition, cluster.path(node, "/usr/sbin"))
+    cluster.run("login", ["rm", "-rf", "/global/alice/out"])
+    if edition == "7.4":
+        permanent(cluster, "n1", home)
+    try:
+        before = cluster.snapshots()
+        job = begin(
+            cluster, 'mkdir "$BEEOND/out"; echo real > "$BEEOND/out/f"', "-N3", "--beeond=meta=2,stripe-count=2",
+            "--beeond-stage-out=out:/global/alice/out",
+        )  # fmt: skip
+        state = json.loads(cluster.read("n1", f"/run/beeond-ctl/jobs/{job}/state.json"))
+        tool = Tool(cluster, edition, job, int(state["block"]))
+        assert tool.states() == {("meta", 1), ("meta", 2), ("storage", 1), ("storage", 2), ("storage", 3)}
+        assert tool.stripes("/") == 2
+        assert tool.stripes("/stripe_1") == 1
+        assert tool.stripes("/stripe_8") == 3
+        if programs.can_mount():
+            assert "beegfs" in cluster.run("n2", ["findmnt", "-no", "FSTYPE", f"/mnt/beeond/{job}"]).stdout
+        finish(cluster, job)
+        cluster.wait_idle()
+        assert cluster.read("login", "/global/alice/out/f") == "real\n"
+        cluster.wait_clean(before, timeout_s=15)
+    finally:
+        if edition == "7.4":
+            remove_permanent(cluster, "n1")
+    found = events(cluster, "n1", job)
+    for name in ("starting", "registering", "starting again", "becoming usable", "arranging", "stopping"):
+        record_property(name, step(found, name)["seconds"])  # type: ignore[operator]
+
+
+class Tool:
+    """BeeGFS's own tool, asked by the test."""
+
+    def __init__(self, cluster: Cluster, edition: str, job: int, block: int) -> None:
+        self.cluster, self.edition, run = cluster, edition, f"/run/beeond-ctl/jobs/{job}"
+        self.start = [f"{BIN}/beegfs-ctl", f"--cfgFile={run}/beegfs-ctl.conf"]
+        if edition == "8":
+            self.start = [
+                f"{BIN}/beegfs", "--mgmtd-addr", f"n1:{block + 7}", "--tls-disable", "--output", "json",
+                "--auth-file", f"{run}/beegfs-auth", "--mount=none",
+            ]  # fmt: skip
+
+    def ask(self, *words: str) -> str:
+        return self.cluster.run("n1", [*self.start, *words], check=False).stdout
+
+    def states(self) -> set[tuple[str, int]]:
+        """Kind and number of all that is Online and Good."""
+        if self.edition == "8":
+            kinds = {2: "meta", 3: "storage"}
+            return {
+                (kinds[target["type"]], target["id"]["num_id"])
+                for target in json.loads(self.ask("target", "list", "--state"))
+                if (target["reachability"], target["consistency"]) == ("Online", "Good")
+            }
+        lines = {
+            kind: self.ask("--listtargets", f"--nodetype={kind}", "--state") for kind in ("meta", "storage")
+        }
+        words = [(kind, line.split()) for kind, text in lines.items() for line in text.splitlines()]
+        return {(kind, int(found[0])) for kind, found in words if found[1:3] == ["Online", "Good"]}
+
+    def stripes(self, path: str) -> int:
+        """Number of targets for new files in a directory."""
+        if self.edition == "8":
+            shown = json.loads(self.ask("entry", "info", path))[0]["stripe_pattern"]
+            return int(shown.partition("(")[2].partition("x")[0])
+        text = self.ask("--getentryinfo", "--unmounted", path)
+        return int(text.partition("desired:")[2].split()[0])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from beeond_ctl import config as configuration
 from beeond_ctl import storage
-from beeond_ctl.backends import Keys, beegfs
+from beeond_ctl.backends import Answer, Command, Keys, beegfs
+from beeond_ctl.backends.beegfs import hashdirs, layout
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import ConfigError, NodeError, RequestError
 from beeond_ctl.plan import BLOCK, Job, Plan, make_plan
@@ -82,8 +85,8 @@ def test_a_pinned_generation_that_is_not_there_is_an_error() -> None:
 
 def test_all_ports_fit_into_the_block_and_leave_the_last_to_the_rendezvous() -> None:
     plan = make()
-    ports = {beegfs.port(plan, number) for number in beegfs.PORTS.values()}
-    assert len(ports) == len(beegfs.PORTS)
+    ports = {layout.port(plan, number) for number in layout.PORTS.values()}
+    assert len(ports) == len(layout.PORTS)
     assert ports <= set(range(plan.block, plan.block + BLOCK - 1))
     assert not ports & set(plan.rendezvous_ports)
 
@@ -152,7 +155,7 @@ def test_targets_have_numbers_that_the_plan_knows() -> None:
     assert written["/nvme0/b/job-7/data/storage/targetNumID"] == "3\n"
     assert written["/nvme1/b/job-7/data/storage/targetNumID"] == "4\n"
     assert written["/nvme1/b/job-7/data/storage/targetID"] == "target-4\n"
-    numbers = [beegfs.target_number(plan, node, index) for node in plan.nodes for index in (0, 1)]
+    numbers = [layout.target_number(plan, node, index) for node in plan.nodes for index in (0, 1)]
     assert numbers == [1, 2, 3, 4, 5, 6]
 
 
@@ -176,7 +179,7 @@ def test_the_key_is_in_a_file_of_roots_and_nowhere_else(edition: str) -> None:
     assert how.command is not None
     services = [*beegfs.services(plan, "n1", KEYS), *how.helpers]
     questions = [question.command for question in beegfs.membership(plan, KEYS)]
-    commands = (how.command, *questions, *beegfs.settle(plan, KEYS))
+    commands = (how.command, *questions, *beegfs.arrange(plan, KEYS))
     for argv, files in [(part.argv, part.files) for part in services] + [
         (part.argv, part.files) for part in commands
     ]:
@@ -214,30 +217,50 @@ def test_7_4_asks_for_storage_and_metadata_and_is_content_with_registered_ones()
     assert set(questions[0].missing(b"")) == {"n1", "n2", "n3"}
 
 
-def entry(kind: str, number: int, reachability: str = "Online", consistency: str = "Good") -> dict[str, str]:
+def entry(kind: str, number: int, reachability: str = "Online", consistency: str = "Good") -> dict[str, Any]:
+    """As 8.3.1 prints it."""
+    code = {"meta": 2, "storage": 3}[kind]
     return {
-        "id": f"{kind[0]}:{number}",
-        "type": kind,
+        "alias": f"target_{kind}_{number}",
+        "id": {"num_id": number, "node_type": code},
+        "type": code,
         "reachability": reachability,
         "consistency": consistency,
     }
 
 
-def test_8_waits_for_online_and_good() -> None:
+def test_7_4_wants_its_servers_online_and_good_before_anything_is_written() -> None:
+    questions = beegfs.usable(make(), KEYS)
+    assert questions[0].missing(LIST_7)["n1"] == "storage server Probably-offline and Good"
+    assert "n3" not in questions[0].missing(LIST_7)
+
+
+def test_8_is_asked_once_for_all() -> None:
     (question,) = beegfs.membership(make("8"), KEYS)
     assert question.command.argv == (
         "beegfs", "--mgmtd-addr", "n1:24007", "--tls-disable", "--auth-file", "/run/beeond-ctl/jobs/7/beegfs-auth",
         "--output", "json", "target", "list", "--state",
     )  # fmt: skip
-    every = [entry("meta", 1), *(entry("storage", number) for number in (1, 2, 3))]
+    every = [entry("meta", 1), *(entry("storage", number, "Offline") for number in (1, 2, 3))]
     assert question.missing(json.dumps(every).encode()) == {}
-    every[2] = entry("storage", 2, "Offline")
-    every[3] = entry("storage", 3, "Online", "Needs-resync")
+    (question,) = beegfs.usable(make("8"), KEYS)
+    every = [entry("meta", 1), entry("storage", 1)]
+    every += [entry("storage", 2, "Offline"), entry("storage", 3, "Online", "Needs-resync")]
     assert question.missing(json.dumps(every).encode()) == {
         "n2": "storage server Offline and Good",
         "n3": "storage server Online and Needs-resync",
     }
     assert question.missing(json.dumps(every[1:]).encode())["n1"] == "meta server not registered"
+
+
+def test_a_target_named_by_text_is_understood_too() -> None:
+    (question,) = beegfs.usable(make("8"), KEYS)
+    kinds = [("m", "meta", 1), *(("s", "storage", number) for number in (1, 2, 3))]
+    every = [
+        {"id": f"{letter}:{number}", "type": kind, "reachability": "Online", "consistency": "Good"}
+        for letter, kind, number in kinds
+    ]
+    assert question.missing(json.dumps(every).encode()) == {}
 
 
 def test_a_long_list_in_several_pieces_is_read_whole() -> None:
@@ -246,13 +269,28 @@ def test_a_long_list_in_several_pieces_is_read_whole() -> None:
     every = [entry("meta", 1), *(entry("storage", number) for number in range(1, 251))]
     text = "\n".join(json.dumps(every[first : first + 100]) for first in range(0, 251, 100))
     assert question.missing(text.encode()) == {}
-    assert set(question.missing(text[: text.rindex("[")].encode())) == set(nodes[199:])
+    assert set(question.missing(text[: text.rindex("[{")].encode())) == set(nodes[199:])
 
 
 def test_an_unreadable_answer_means_that_all_are_missing() -> None:
     (question,) = beegfs.membership(make("8"), KEYS)
     for answer in (b"", b"Error: no", b"[{", b"[1, 2]", b"\xff{}"):
         assert set(question.missing(answer)) == set(NODES)
+
+
+@pytest.mark.parametrize(
+    ("edition", "answer", "answered"),
+    [
+        ("7.4", Answer(3, b"TargetID     Reachability\n", b"[ERROR: No metadata servers found]"), True),
+        ("7.4", Answer(3, b"", b"Management node communication failed: n1"), False),
+        ("7.4", Answer(3, b"", b"Metadata nodes download failed"), False),
+        ("8", Answer(1, b"", b"Error: unable to verify licensed status: ..."), True),
+        ("8", Answer(0, b"", b""), True),
+        ("8", Answer(1, b"", b"Error: rpc error: code = Unavailable desc = connection error"), False),
+    ],
+)
+def test_an_empty_list_is_told_from_silence(edition: str, answer: Answer, answered: bool) -> None:
+    assert beegfs.membership(make(edition), KEYS)[0].answered(answer) is answered
 
 
 # --- clients ----------------------------------------------------------------------------------------------
@@ -272,22 +310,247 @@ def test_the_mount_is_without_devices_and_set_user_id() -> None:
     )  # fmt: skip
 
 
+# --- layout -----------------------------------------------------------------------------------------------
+
+
+def arranged(edition: str = "7.4", **how: Any) -> list[tuple[str, ...]]:
+    """What the leader runs, without what is the same for all commands."""
+    skip = 2 if edition == "7.4" else 8
+    return [command.argv[skip:] for command in beegfs.arrange(make(edition, **how), KEYS)]
+
+
 def test_stripes_are_as_asked_and_at_most_over_all_targets() -> None:
-    def pattern(edition: str, request: Request | None = None) -> tuple[str, ...]:
-        return beegfs.settle(make(edition, request=request), KEYS)[1].argv
+    assert arranged() == [("--setpattern", "--unmounted", "--chunksize=1m", "--numtargets=3", "/")]
+    found = arranged("8", request=Request(stripe_count=2, chunk_size=512 * 1024))
+    assert found == [
+        ("entry", "set", "--mount=none", "--chunk-size", "512Ki", "--num-targets", "2", "/"),
+        ("entry", "info", "--mount=none", "/"),
+    ]
 
-    assert pattern("7.4")[2:] == ("--setpattern", "--unmounted", "--chunksize=1m", "--numtargets=3", "/")
-    assert pattern("8", Request(stripe_count=2, chunk_size=512 * 1024))[-8:] == (
-        "entry", "set", "--mount=none", "--chunk-size", "512Ki", "--num-targets", "2", "/",
+
+def test_stripe_directories_of_site_and_user_belong_to_the_user() -> None:
+    how: dict[str, Any] = {"request": Request(stripe_dirs="2"), "beegfs": {"stripe_directories": [8]}}
+    found = arranged(**how)
+    owner = ("--createdir", "--unmounted", "--access=0700", "--uid=2001", "--gid=2001")
+    assert found[1:] == [
+        (*owner, "/stripe_8"), ("--setpattern", "--unmounted", "--chunksize=1m", "--numtargets=3", "/stripe_8"),
+        (*owner, "/stripe_2"), ("--setpattern", "--unmounted", "--chunksize=1m", "--numtargets=2", "/stripe_2"),
+    ]  # fmt: skip
+    found = arranged("8", **how)
+    assert found[0] == (
+        "entry", "create", "directory", "--mount=none", "--permissions", "0700", "--uid", "2001", "--gid", "2001",
+        "/stripe_8", "/stripe_2",
     )  # fmt: skip
+    assert [words[-3:] for words in found[1:3]] == [
+        ("3", "/", "/stripe_8"),
+        ("--num-targets", "2", "/stripe_2"),
+    ]
 
 
-def test_stripe_directories_are_the_users_and_no_link_is_followed() -> None:
-    commands = [command.argv for command in beegfs.settle(make(beegfs={"stripe_directories": [8]}), KEYS)]
-    assert commands[0] == ("chmod", "0700", "/mnt/beeond/7")
-    assert commands[2] == ("mkdir", "-m", "0700", "/mnt/beeond/7/stripe_8")
-    assert commands[3][-2:] == ("--numtargets=3", "/stripe_8")
-    assert commands[4] == ("chown", "-h", "2001:2001", "/mnt/beeond/7/stripe_8")
+def test_pools_have_directories_and_the_root_is_not_left_without_targets() -> None:
+    how: dict[str, Any] = {
+        "storage": {"paths": ["/fast", "/large0", "/large1"]},
+        "beegfs": {"licensed": True, "pools": {"quick": ["/fast"], "default": ["/large1"]}},
+    }
+    found = arranged(**how)
+    assert found[0] == ("--addstoragepool", "--id=2", "--desc=quick", "--targets=1,4,7")
+    assert found[1][-2:] == ("--numtargets=4", "/")
+    assert found[3][-3:] == ("--numtargets=3", "--storagepoolid=2", "/quick")
+    how["beegfs"] = {"licensed": True, "pools": {"quick": ["/fast"], "bulk": ["/large0", "/large1"]}}
+    found = arranged(**how)
+    assert found[2][-2:] == ("--storagepoolid=2", "/")
+    assert arranged("8", **how)[0] == ("pool", "create", "quick", "--num-id", "2", "--targets", "s:1,s:4,s:7")
+
+
+def test_mirroring_pairs_servers_before_anybody_mounts() -> None:
+    how: dict[str, Any] = {
+        "request": Request(mirror=True, stripe_count=4), "nodes": ("n1", "n2", "n3", "n4"),
+        "beegfs": {"licensed": True},
+    }  # fmt: skip
+    found = arranged(**how)
+    assert found[:3] == [
+        ("--addmirrorgroup", "--automatic", "--force", "--nodetype=storage"),
+        ("--addmirrorgroup", "--automatic", "--force", "--nodetype=meta"),
+        ("--mirrormd",),
+    ]
+    assert found[3][-3:] == ("--numtargets=2", "--pattern=buddymirror", "/")
+    plan = make(**how)
+    assert plan.meta_nodes == ("n1", "n2")
+    assert not beegfs.mounts_early(plan)
+
+
+def proof(edition: str, index: int, **how: Any) -> Command:
+    return beegfs.arrange(make(edition, **how), KEYS)[index]
+
+
+def test_what_8_says_with_exit_code_1_is_read_back() -> None:
+    how: dict[str, Any] = {"beegfs": {"stripe_directories": [1]}}
+    made, info = proof("8", 0, **how).wrong, proof("8", -1, **how).wrong
+    assert made is not None
+    assert info is not None
+    assert made(b'[{"name": "/stripe_1", "status": 0}]') == ""
+    assert made(b'[{"name": "/stripe_1", "status": 7}]') == ""
+    assert made(b'[{"name": "/stripe_1", "status": 5}]') == "directories were not made: /stripe_1"
+    assert made(b"") == "directories were not made: /stripe_1"
+    seen = [
+        {"path": "/", "stripe_pattern": "RAID0 (3x1M)"},
+        {"path": "/stripe_1", "stripe_pattern": "RAID0 (1x1M)"},
+    ]
+    assert info(json.dumps(seen).encode()) == ""
+    seen[1]["stripe_pattern"] = "RAID0 (4x512K)"
+    assert info(json.dumps(seen).encode()) == "stripe patterns were not set: /stripe_1 has RAID0 (4x512K)"
+
+
+# --- who serves -------------------------------------------------------------------------------------------
+
+
+def test_a_node_without_storage_serves_nothing_and_leads_nobody() -> None:
+    how: dict[str, Any] = {
+        "nodes": ("gpu1", "n1", "n2"), "storage": {"without": ["gpu*"]}, "request": Request(meta="all"),
+    }  # fmt: skip
+    plan = make(**how)
+    assert (plan.leader, plan.servers, plan.meta_nodes) == ("n1", ("n1", "n2"), ("n1", "n2"))
+    assert names(plan, "gpu1") == []
+    assert names(plan, "n1") == ["beegfs-mgmtd", "beegfs-meta", "beegfs-storage"]
+    assert beegfs.mount(plan, "gpu1", KEYS).helpers[0].name == "beegfs-helperd"
+    assert list(layout.targets(plan).values()) == ["n1", "n2"]
+    with pytest.raises(RequestError, match=r"no node of this job has storage"):
+        make(nodes=("gpu1", "gpu2"), storage={"without": ["gpu*"]})
+    with pytest.raises(RequestError, match=r"meta=3 is too much: this job has 2 nodes"):
+        make(nodes=("gpu1", "n1", "n2"), storage={"without": ["gpu*"]}, request=Request(meta=3))
+
+
+def test_fewer_storage_servers_share_what_was_asked_for() -> None:
+    plan = make(request=Request(storage=2, capacity=8 << 30))
+    assert (plan.storage_nodes, plan.servers) == (("n1", "n2"), ("n1", "n2"))
+    assert plan.target_capacity == 4 << 30
+    assert names(plan, "n3") == []
+    plan = make(request=Request(storage=1, meta=2))
+    assert plan.servers == ("n1", "n2")
+    assert names(plan, "n2") == ["beegfs-meta"]
+
+
+def test_a_node_prefers_its_own_servers_if_it_is_asked_to() -> None:
+    plan = make(request=Request(prefer_local=True), storage={"paths": ["/nvme0/b", "/nvme1/b"]})
+    command = beegfs.mount(plan, "n2", KEYS).command
+    assert command is not None
+    files = {file.path.rpartition("/")[2]: file.content for file in command.files}
+    assert files["beegfs-preferred-storage"] == "3\n4\n"
+    conf = settings(files["beegfs-client.conf"])
+    assert conf["tunePreferredStorageFile"] == f"{plan.run_dir}/beegfs-preferred-storage"
+    assert "tunePreferredMetaFile" not in conf
+    assert "tunePreferredStorageFile" not in settings(written_client(make(), "n2"))
+
+
+def written_client(plan: Plan, node: str) -> str:
+    command = beegfs.mount(plan, node, KEYS).command
+    assert command is not None
+    return command.files[0].content
+
+
+def test_interfaces_are_the_ones_that_the_user_chose() -> None:
+    plan = make("8", request=Request(interfaces="ib1"), beegfs={"interfaces": ["ib0", "ib1"]})
+    mgmtd, *others = beegfs.services(plan, "n1", KEYS)
+    assert mgmtd.argv[-2:] == ("--interfaces", "ib1")
+    assert all(settings(service.files[0].content)["connInterfacesList"] == "ib1" for service in others)
+
+
+@pytest.mark.parametrize("edition", ["7.4", "8"])
+def test_a_metadata_server_is_started_twice_and_nothing_else(edition: str) -> None:
+    twice = [service.name for service in beegfs.services(make(edition), "n1", KEYS) if service.twice]
+    assert twice == ["beegfs-meta"]
+
+
+# --- what a site adds -------------------------------------------------------------------------------------
+
+
+def test_settings_of_the_site_reach_each_program_and_its_generation() -> None:
+    added = {
+        "mgmtd": {"tuneNumWorkers": 9, "log-level": "info", "cap-pool-meta-limits": {"space-low": "1G"}},
+        "storage": {"tuneNumWorkers": 32}, "client": {"tuneFileCacheType": "native"},
+    }  # fmt: skip
+    plan = make(beegfs={"settings": added})
+    mgmtd, _, storage_server = beegfs.services(plan, "n1", KEYS)
+    assert settings(mgmtd.files[0].content)["tuneNumWorkers"] == "9"
+    assert "log-level" not in mgmtd.files[0].content
+    assert settings(storage_server.files[0].content)["tuneNumWorkers"] == "32"
+    assert settings(written_client(plan, "n1"))["tuneFileCacheType"] == "native"
+    toml = beegfs.services(make("8", beegfs={"settings": added}), "n1", KEYS)[0].files[0].content
+    read = tomllib.loads(toml)
+    assert read["log-level"] == "info"
+    assert read["cap-pool-meta-limits"] == {"space-low": "1G"}
+    assert "tuneNumWorkers" not in read
+
+
+@pytest.mark.parametrize(
+    ("program", "key"),
+    [
+        ("storage", "connPortShift"), ("meta", "connMetaPortTCP"), ("client", "connAuthFile"),
+        ("client", "sysMgmtdHost"), ("storage", "storeStorageDirectory"), ("meta", "connDisableAuthentication"),
+        ("mgmtd", "db-file"), ("mgmtd", "grpc-port"), ("mgmtd", "tls-disable"), ("helperd", "runDaemonized"),
+        ("storage", "connInterfacesFile"), ("meta", "storeFsUUID"), ("mgmtd", "sysAllowNewServers"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_would_break_isolation_is_refused(program: str, key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} is set for each instance by itself"):
+        make(beegfs={"settings": {program: {key: "1"}}})
+
+
+def test_a_setting_cannot_smuggle_in_a_second_line() -> None:
+    for program, added in (
+        ("storage", {"tuneNumWorkers": "1\nconnPortShift = 0"}),
+        ("storage", {"tuneNumWorkers\nconnPortShift": "0"}),
+        ("storage", {"tuneNumWorkers": {"connPortShift": 0}}),
+        ("mgmtd", {"cap-pool": {"db-file": "/x"}}),
+        ("ctl", {"x": "y"}),
+    ):
+        with pytest.raises(ValueError, match="beegfs-"):
+            make(beegfs={"settings": {program: added}})
+
+
+def test_beeonds_files_are_read_and_belong_to_the_configuration_from_then_on(tmp_path: Path) -> None:
+    (tmp_path / "beegfs-storage.conf").write_text("# more\ntuneNumWorkers = 16\ntuneFileReadSize=64k\n\n")
+    (tmp_path / "beegfs-mgmtd.toml").write_text('log-level = "info"\n')
+    (tmp_path / "pools").write_text("# BeeOND's\nquick:/nvme0/b\n\nbulk:/nvme1/b,/nvme2/b\n")
+    text = f"""
+    [storage]
+    paths = ["/nvme0/b", "/nvme1/b", "/nvme2/b"]
+    [beegfs]
+    licensed = true
+    conf_dir = "{tmp_path}"
+    pool_file = "{tmp_path}/pools"
+    [beegfs.settings.storage]
+    tuneNumWorkers = 8
+    """
+    (tmp_path / "config.toml").write_text(text)
+    found = configuration.load(tmp_path / "config.toml")
+    assert found.beegfs.settings == {
+        "storage": {"tuneNumWorkers": 8, "tuneFileReadSize": "64k"},
+        "mgmtd": {"log-level": "info"},
+    }
+    assert found.beegfs.pools == {"quick": ["/nvme0/b"], "bulk": ["/nvme1/b", "/nvme2/b"]}
+    assert SiteConfig.model_validate(found.model_dump(mode="json")) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("beegfs-meta.conf", "connAuthFile = /etc/x\n", "connAuthFile is set for each instance"),
+        ("beegfs-meta.conf", "nonsense\n", "line 1: 'nonsense' is not KEY = VALUE"),
+        ("pools", "quick: /a\n", "line 1: .* is not NAME:PATH,PATH"),
+        ("pools", "quick:/a\nQUICK:/b\n", "line 2: pool QUICK is there twice"),
+        ("pools", "quick:/elsewhere\n", "/elsewhere is not one of storage.paths"),
+    ],
+)
+def test_a_mistake_in_beeonds_files_is_named_with_its_file(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / "pools").write_text("quick:/nvme/beeond\n")
+    (tmp_path / name).write_text(content)
+    text = f'[beegfs]\nlicensed = true\nconf_dir = "{tmp_path}"\npool_file = "{tmp_path}/pools"\n'
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        configuration.load(tmp_path / "config.toml")
 
 
 @pytest.mark.parametrize(
@@ -296,6 +559,9 @@ def test_stripe_directories_are_the_users_and_no_link_is_followed() -> None:
         (Request(mirror=True), "licence"),
         (Request(meta=4), "this job has 3 nodes"),
         (Request(stripe_count=4), "this job has 3 targets"),
+        (Request(stripe_count=3, storage=2), "this job has 2 targets"),
+        (Request(storage=4), "this job has 3 nodes"),
+        (Request(interfaces="ib0"), "this site names none"),
     ],
 )
 def test_what_cannot_be_is_refused(request_: Request, message: str) -> None:
@@ -303,11 +569,22 @@ def test_what_cannot_be_is_refused(request_: Request, message: str) -> None:
         make(request=request_)
 
 
+def test_mirroring_wants_pairs() -> None:
+    for asked, message in (
+        (Request(mirror=True), "an even number with storage=N"),
+        (Request(mirror=True, storage=2, meta=3), "an even number with meta=N"),
+        (Request(mirror=True, storage=2, prefer_local=True), "exclude each other"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            make(request=asked, beegfs={"licensed": True})
+    assert make(request=Request(mirror=True, storage=2), beegfs={"licensed": True}).meta_nodes == ("n1", "n2")
+
+
 # --- metadata ---------------------------------------------------------------------------------------------
 
 
 def test_the_skeleton_is_what_a_metadata_server_looks_for() -> None:
-    directories = list(beegfs.skeleton_directories())
+    directories = list(hashdirs.directories())
     assert len(directories) == len(set(directories)) == 4 * (1 + 128 + 128 * 128) + 1
     for top in programs.skeleton_tops():
         assert f"{top}/7F/7F" in directories
@@ -328,7 +605,7 @@ def test_the_list_for_mkfs_opens_and_closes_every_directory() -> None:
             here.append(line.split()[0])
             tree.add("/".join(here))
     assert here == []
-    assert tree == set(beegfs.skeleton_directories())
+    assert tree == set(hashdirs.directories())
 
 
 def test_only_nodes_with_a_metadata_server_have_metadata() -> None:

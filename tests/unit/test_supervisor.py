@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl import supervisor
-from beeond_ctl.backends import Command, File, Mounted, PortOpen, Service
+from beeond_ctl.backends import Answer, Command, File, Mounted, PortOpen, Service
 from beeond_ctl.errors import NodeError
-from beeond_ctl.supervisor import Process, alive, find, run, start, stop, wait_ready
+from beeond_ctl.supervisor import Process, alive, ask, find, run, start, stop, wait_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -242,7 +242,20 @@ def test_a_command_that_fails_is_told_with_what_it_said() -> None:
     bad = Command(("sh", "-c", "echo 'no such\nthing' >&2; exit 4"))
     with pytest.raises(NodeError, match="sh failed with exit code 4: no such thing"):
         run(bad, search_path=PATH, deadline_s=10)
-    assert run(bad, search_path=PATH, deadline_s=10, check=False) == b""
+    assert ask(bad, search_path=PATH, deadline_s=10) == Answer(4, b"", b"no such\nthing\n")
+
+
+def test_a_command_that_is_too_early_is_run_again(tmp_path: Path) -> None:
+    early = Command(("sh", "-c", f"test -e {tmp_path}/x || {{ touch {tmp_path}/x; exit 1; }}"), again_s=10)
+    run(early, search_path=PATH, deadline_s=10)
+
+
+def test_an_answer_that_is_wrong_is_a_failure_whatever_the_exit_code() -> None:
+    wrong = Command(
+        ("sh", "-c", "echo 5; exit 1"), codes=(0, 1), wrong=lambda said: f"said {said.decode().strip()}"
+    )
+    with pytest.raises(NodeError, match="sh: said 5"):
+        run(wrong, search_path=PATH, deadline_s=10)
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:

@@ -26,6 +26,16 @@ SHARED = Path("/global/.beegfs-stand-in")
 ONLINE_S = 3.0
 RETRY_S = 1.5
 STOP_S = 2.0
+TOLD_S = 5.0
+"""Seconds after its start at which mgmtd of 7.4 tells its servers of each other."""
+HASTE = Path("/etc/beegfs-stand-in-haste")
+"""A machine that has this file has no time to lose: there all of these are a twentieth."""
+
+
+def pace(seconds: float) -> float:
+    """How long what takes `seconds` takes here."""
+    return seconds / 20 if HASTE.exists() else seconds
+
 
 PROGRAMS = {
     "7.4": ("beegfs-mgmtd", "beegfs-meta", "beegfs-storage", "beegfs-helperd", "beegfs-ctl"),
@@ -42,9 +52,19 @@ _SERVER = {
     "connInterfacesFile",
     "storeAllowFirstRunInit",
     "connMaxInternodeNum",
+    "tuneNumWorkers",
 }
+_LIMITS = {
+    f"tune{kind}{what}"
+    for kind in ("Meta", "Storage")
+    for what in (
+        "SpaceLowLimit", "SpaceEmergencyLimit", "InodesLowLimit", "InodesEmergencyLimit", "DynamicPools",
+    )
+}  # fmt: skip
 KEYS = {
-    "beegfs-mgmtd": _COMMON | {"storeMgmtdDirectory", "storeAllowFirstRunInit", "connInterfacesList"},
+    "beegfs-mgmtd": _COMMON
+    | _LIMITS
+    | {"storeMgmtdDirectory", "storeAllowFirstRunInit", "connInterfacesList", "tuneNumWorkers"},
     "beegfs-storage": _COMMON | _SERVER | {"storeStorageDirectory"},
     "beegfs-meta": _COMMON
     | _SERVER
@@ -54,6 +74,7 @@ KEYS = {
     "mount.beegfs": {
         "sysMgmtdHost", "connPortShift", "connAuthFile", "connDisableAuthentication", "connInterfacesFile",
         "connUseRDMA", "sysMountSanityCheckMS", "sysXAttrsEnabled", "tuneUseGlobalFileLocks", "quotaEnabled",
+        "tunePreferredMetaFile", "tunePreferredStorageFile", "tuneFileCacheType",
     },
 }  # fmt: skip
 
@@ -70,6 +91,46 @@ def install(directory: Path, edition: str, mount_directory: Path | None) -> None
             f'#!/bin/sh\nexec /usr/bin/python3 -ISE {Path(__file__).resolve()} {edition} {name} "$@"\n'
         )
         path.chmod(0o755)
+
+
+def install_real(directory: Path, home: Path, edition: str, mount_directory: Path) -> None:
+    """Put the real programs that are below `home` into `directory`; they only mount where the kernel can.
+
+    Elsewhere mount.beegfs is a stand-in that sees whether the daemons are there, and shows a directory of all nodes.
+    """
+    install(directory, edition, mount_directory)
+    for name in PROGRAMS[edition]:
+        (directory / name).unlink()
+        (directory / name).write_bytes(_program(home, name).read_bytes())
+        (directory / name).chmod(0o755)
+    mounter = mount_directory / "mount.beegfs"
+    if can_mount():
+        mounter.unlink()
+        if found := sorted(home.rglob("mount.beegfs")):  # 8 resolves names in it, 7.4 does without
+            mounter.write_bytes(found[0].read_bytes())
+            mounter.chmod(0o755)
+    else:
+        mounter.write_text(
+            mounter.read_text().replace(f" {edition} mount.beegfs ", f" {edition} mount.real ")
+        )
+
+
+def real_edition(home: Path) -> str:
+    """Which generation the programs below `home` are of."""
+    return "7.4" if any(home.rglob("beegfs-ctl")) else "8"
+
+
+def can_mount() -> bool:
+    """Whether the kernel knows BeeGFS, or has a module for it."""
+    probe = subprocess.run(["modprobe", "-q", "-n", "beegfs"], check=False)
+    return "\tbeegfs\n" in Path("/proc/filesystems").read_text() or probe.returncode == 0
+
+
+def _program(home: Path, name: str) -> Path:
+    for directory in (home / "sbin", home / "bin", home):
+        if (directory / name).is_file():
+            return directory / name
+    raise FileNotFoundError(f"{name} is not in {home}, its sbin or its bin")
 
 
 def fail(code: int, text: str) -> NoReturn:
@@ -103,7 +164,7 @@ def _check_key(program: str, edition: str, key: str, equals: str) -> None:
         or key not in KEYS[program]
         or (key == "logType" and edition == "8" and program == "mount.beegfs")
     ):
-        fail(1, f"The config argument '{key}' is invalid.")
+        fail(1, f"\nError: The config argument '{key}' is invalid\n\n[BeeGFS Version: {edition}]\n")
 
 
 def settings_of(program: str, edition: str, arguments: list[str]) -> dict[str, str]:
@@ -151,25 +212,36 @@ def ask(
             if line:
                 connection.settimeout(None)
                 return connection, json.loads(line)
-            sys.stderr.write("Authentication with beegfs-mgmtd failed: connection closed by peer\n")
+            # mgmtd hangs up on who has another key; that this is the reason is in its own log alone
+            say(
+                f"Communication error: Soft disconnect from {host}:{number}; Peer: beegfs-mgmtd. (RegisterNode)"
+            )
         except socket.gaierror:
-            fail(1, f"Unable to resolve hostname: {host}")
-        except OSError as error:
-            sys.stderr.write(f"Waiting for beegfs-mgmtd@{host}:{number}... ({error})\n")
+            say(f"Failed to resolve hostname. hostname: {host}; System error: Name or service not known")
+            fail(3, "Waiting for beegfs-mgmtd canceled")
+        except OSError:
+            say(f"Waiting for beegfs-mgmtd@{host}:{number}...")
         sys.stderr.flush()
         if not forever:
             raise ConnectionError("no answer from beegfs-mgmtd")
-        time.sleep(RETRY_S)
+        time.sleep(pace(RETRY_S))
 
 
-def listen(number: int, code: int = 1) -> socket.socket:
+def say(text: str) -> None:
+    """Log `text` as BeeGFS does."""
+    sys.stderr.write(f"(1) {time.strftime('%H:%M:%S')} Main [App] >> {text}\n")
+
+
+def listen(number: int, code: int = 2) -> socket.socket:
     """Listen on TCP and UDP, as the servers do."""
     try:
         udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         udp.bind(("", number))
         listener = socket.create_server(("", number), backlog=256)
     except OSError as error:
-        fail(code, f"Binding of port {number} failed: {error.strerror}: {error}")
+        say(f"TCP socket: Unable to bind to port: {number}. SysErr: {error.strerror}")
+        say("Unable to initialize socket")
+        fail(code, "(1) 00:00:00 Main [App] >> A hard error occurred. Shutting down...")
     _kept.append(udp)
     return listener
 
@@ -181,7 +253,7 @@ def on_stop(delay_s: float) -> None:
     """End by SIGTERM, but not at once."""
 
     def stop(*_: object) -> None:
-        time.sleep(delay_s)
+        time.sleep(pace(delay_s))
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
@@ -221,6 +293,9 @@ class Management:
             else {"id": uuid.uuid4().hex, "members": [], "patterns": {}}
         )
         self.live: dict[tuple[str, int], float] = {}
+        self.began = time.monotonic()
+        self.known: dict[int, set[int]] = {}
+        """Which metadata servers each of them has been told of."""
         self.root = SHARED / self.stored["id"]
         self.root.mkdir(parents=True, exist_ok=True)
         self._save()
@@ -233,11 +308,17 @@ class Management:
         for kind, number, node in self.stored["members"]:
             since = self.live.get((kind, number))
             early = "Probably-offline" if self.edition == "7.4" else "Offline"
-            state = "Online" if since is not None and now - since >= ONLINE_S else early
+            state = "Online" if since is not None and now - since >= pace(ONLINE_S) else early
             found.append(
                 {"kind": kind, "number": number, "node": node, "reachability": state, "consistency": "Good"}
             )
         return found
+
+    def _acquainted(self) -> bool:
+        """Whether all metadata servers know each other: by having registered last, or by having been told."""
+        every = {number for kind, number, _ in self.stored["members"] if kind == "meta"}
+        told = self.edition == "8" or time.monotonic() - self.began > TOLD_S
+        return told or all(every <= self.known.get(number, set()) for number in every)
 
     def serve(self, listener: socket.socket) -> NoReturn:
         while True:
@@ -258,8 +339,8 @@ class Management:
             except (OSError, ValueError):
                 pass
             with self.lock:
-                for member in mine:
-                    self.live.pop(member, None)
+                for kind, number in mine:
+                    self.live.pop((kind, number), None)
 
     def _answer(self, question: dict[str, Any], mine: list[tuple[str, int]]) -> dict[str, Any]:
         match question["ask"]:
@@ -274,6 +355,8 @@ class Management:
                     if [kind, number, question["node"]] not in self.stored["members"]:
                         self.stored["members"].append([kind, number, question["node"]])
                     self.live[kind, number] = time.monotonic()
+                    if kind == "meta":
+                        self.known[number] = {n for k, n, _ in self.stored["members"] if k == "meta"}
                     mine.append((kind, number))
                     numbers.append(number)
                 self._save()
@@ -282,11 +365,36 @@ class Management:
                 return {"targets": self.states()}
             case "root":
                 return {"root": str(self.root), "targets": self.states()}
+            case "make":
+                missing = [path for path in question["paths"] if not self._acquainted()]
+                codes = {}
+                for path in question["paths"]:
+                    made = self.root / path.lstrip("/")
+                    codes[path] = 5 if missing else 7 if made.exists() else 0
+                    if codes[path] == 0:
+                        made.mkdir(mode=question["mode"])
+                        os.chown(made, question["uid"], question["gid"])
+                return {"codes": codes}
             case "pattern":
-                path = self.root / question["path"].lstrip("/")
-                if not path.is_dir():
-                    return {"error": f"path does not exist: {question['path']}"}
-                self.stored["patterns"][question["path"]] = [question["chunk"], question["count"]]
+                for path in question["paths"]:
+                    if not (self.root / path.lstrip("/")).is_dir():
+                        return {
+                            "error": f"Unable to find metadata node for path: {path}\nError: Path does not exist"
+                        }
+                    self.stored["patterns"][path] = question["pattern"]
+                self._save()
+                return {}
+            case "patterns":
+                return {"patterns": {path: self.stored["patterns"].get(path) for path in question["paths"]}}
+            case "pool":
+                self.stored.setdefault("pools", {})[str(question["id"])] = [
+                    question["name"],
+                    question["targets"],
+                ]
+                self._save()
+                return {}
+            case "mirror":
+                self.stored.setdefault("mirrored", []).append(question["kind"])
                 self._save()
                 return {}
         return {"error": "what?"}
@@ -437,9 +545,23 @@ def ctl_7(edition: str, arguments: list[str]) -> NoReturn:
     settings = read_settings(
         "beegfs-ctl", edition, options.get("--cfgFile", "/etc/beegfs/beegfs-client.conf")
     )
-    address, secret = (settings["sysMgmtdHost"], port(settings, 8008)), secret_of(settings)
+    try:
+        _ctl_7(options, paths, settings["sysMgmtdHost"], port(settings, 8008), secret_of(settings))
+    except OSError:
+        fail(3, f"Management node communication failed: {settings['sysMgmtdHost']}")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _ctl_7(options: dict[str, str], paths: list[str], host: str, number: int, secret: str) -> None:
+    def asked(**question: Any) -> dict[str, Any]:
+        _, answer = ask(host, number, {"auth": secret, **question}, forever=False)
+        if "error" in answer:
+            fail(3, answer["error"])
+        return dict(answer)
+
     if "--listtargets" in options:
-        _, answer = ask(*address, {"auth": secret, "ask": "list"})
+        answer = asked(ask="list")
         sys.stdout.write(f"{'TargetID':>8} {'Reachability':>16} {'Consistency':>12}   {'NodeID':>6}\n")
         sys.stdout.write(f"{'========':>8} {'============':>16} {'===========':>12}   {'======':>6}\n")
         for target in answer["targets"]:
@@ -448,18 +570,31 @@ def ctl_7(edition: str, arguments: list[str]) -> NoReturn:
                     f"{target['number']:>8} {target['reachability']:>16} {target['consistency']:>12}   "
                     f"beegfs-{target['kind']} {target['node']} [ID: {target['number']}]\n"
                 )
+    elif "--createdir" in options and "--unmounted" in options:
+        owner = {
+            "uid": int(options["--uid"]),
+            "gid": int(options["--gid"]),
+            "mode": int(options["--access"], 8),
+        }
+        code = asked(ask="make", paths=paths, **owner)["codes"][paths[0]]
+        if code:
+            fail(3, f"Node encountered an error: {'Unknown node' if code == 5 else 'Entry exists already'}")
+        sys.stdout.write("Operation succeeded.\n")
     elif "--setpattern" in options and "--unmounted" in options:
-        question = {
-            "auth": secret, "ask": "pattern", "path": paths[0],
-            "chunk": options["--chunksize"], "count": int(options["--numtargets"]),
-        }  # fmt: skip
-        _, answer = ask(*address, question)
-        if "error" in answer:
-            fail(1, answer["error"])
+        wanted = [options["--chunksize"], int(options["--numtargets"]), options.get("--storagepoolid", "1")]
+        if options.get("--pattern") == "buddymirror":
+            wanted.append("mirrored")
+        asked(ask="pattern", paths=paths, pattern=wanted)
+    elif "--getentryinfo" in options and "--unmounted" in options:
+        sys.stdout.write(json.dumps(asked(ask="patterns", paths=paths)["patterns"]) + "\n")
+    elif "--addstoragepool" in options:
+        asked(ask="pool", id=options["--id"], name=options["--desc"], targets=options["--targets"])
+    elif "--addmirrorgroup" in options and "--automatic" in options:
+        asked(ask="mirror", kind=options["--nodetype"])
+    elif "--mirrormd" in options:
+        asked(ask="mirror", kind="root")
     else:
         fail(1, "Invalid mode")
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def tool_8(edition: str, arguments: list[str]) -> NoReturn:
@@ -469,7 +604,8 @@ def tool_8(edition: str, arguments: list[str]) -> NoReturn:
         "--output": "table",
         "--mount": "auto",
     }
-    values |= {"--chunk-size": "", "--num-targets": ""}
+    names = ("--chunk-size", "--num-targets", "--uid", "--gid", "--permissions", "--pool", "--pattern")
+    values |= dict.fromkeys(names, "")
     flags, words, rest = set(), [], iter(arguments)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -485,13 +621,24 @@ def tool_8(edition: str, arguments: list[str]) -> NoReturn:
         fail(1, "Error: could not read TLS certificate /etc/beegfs/cert.pem")
     host, _, number = values["--mgmtd-addr"].partition(":")
     secret = secret_of({"connAuthFile": values["--auth-file"]}, 1)
+
+    def asked(**question: Any) -> dict[str, Any]:
+        try:
+            _, answer = ask(host, int(number), {"auth": secret, **question}, forever=False)
+        except OSError:
+            fail(1, "Error: rpc error: code = Unavailable desc = connection error")
+        if "error" in answer:
+            fail(1, f"Error: {answer['error']}")
+        return dict(answer)
+
+    rows = []
     if words[:2] == ["target", "list"]:
-        _, answer = ask(host, int(number), {"auth": secret, "ask": "list"})
+        kinds = {"meta": 2, "storage": 3}
         rows = [
             {
-                "id": f"{target['kind'][0]}:{target['number']}",
-                "type": target["kind"],
-                "alias": f"target_{target['number']}",
+                "id": {"num_id": target["number"], "node_type": kinds[target["kind"]]},
+                "type": kinds[target["kind"]],
+                "alias": f"target_{target['kind']}_{target['number']}",
                 "node": f"{target['kind'][0]}:1",
                 "storage_pool": "s:1" if target["kind"] == "storage" else "(n/a)",
                 "reachability": target["reachability"],
@@ -499,22 +646,32 @@ def tool_8(edition: str, arguments: list[str]) -> NoReturn:
                 "consistency": target["consistency"],
                 "sync_state": "Healthy",
             }
-            for target in answer["targets"]
+            for target in asked(ask="list")["targets"]
         ]
-        for first in range(0, len(rows), 100):
-            sys.stdout.write(json.dumps(rows[first : first + 100]) + "\n")
+    elif words[:3] == ["entry", "create", "directory"] and values["--mount"] == "none":
+        owner = {
+            "uid": int(values["--uid"]),
+            "gid": int(values["--gid"]),
+            "mode": int(values["--permissions"], 8),
+        }
+        codes = asked(ask="make", paths=words[3:], **owner)["codes"]
+        rows = [{"name": path, "status": code, "entry_id": "n/a", "type": 1} for path, code in codes.items()]
     elif words[:2] == ["entry", "set"] and values["--mount"] == "none":
-        question = {
-            "auth": secret, "ask": "pattern", "path": words[2],
-            "chunk": values["--chunk-size"], "count": int(values["--num-targets"]),
-        }  # fmt: skip
-        _, answer = ask(host, int(number), question)
-        if "error" in answer:
-            fail(1, answer["error"])
+        wanted = [values["--chunk-size"], int(values["--num-targets"]), values["--pool"]]
+        asked(ask="pattern", paths=words[2:], pattern=wanted)
+        sys.stdout.write(f"Summary: processed {len(words) - 2} entries\n")
+    elif words[:2] == ["entry", "info"] and values["--mount"] == "none":
+        for path, pattern in asked(ask="patterns", paths=words[2:])["patterns"].items():
+            shown = f"RAID0 ({pattern[1]}x{pattern[0].removesuffix('i')})" if pattern else "RAID0 (4x512K)"
+            rows.append({"path": path, "entry_id": "n/a", "stripe_pattern": shown, "type": 1})
+    elif words[:2] in (["pool", "create"], ["mirror", "autocreate"], ["mirror", "init"]):
+        fail(1, "Error: License verification library not loaded. Feature unavailable.")
     else:
         fail(1, f"Error: unknown command {words[:2]}")
+    for first in range(0, len(rows), 100):
+        sys.stdout.write(json.dumps(rows[first : first + 100]) + "\n")
     sys.stdout.flush()
-    fail(1, "Error: the license library is not installed")
+    fail(1, "Error: unable to verify licensed status: License verification library not loaded.")
 
 
 def mount(edition: str, arguments: list[str]) -> NoReturn:
@@ -540,6 +697,25 @@ def mount(edition: str, arguments: list[str]) -> NoReturn:
     os._exit(subprocess.run(words, check=False).returncode)
 
 
+def mount_real(edition: str, arguments: list[str]) -> NoReturn:
+    """As `mount`, where mgmtd is the real one and the kernel has no client: a connection is all that can be seen."""
+    point = arguments[1]
+    options = arguments[arguments.index("-o") + 1].split(",")
+    path = next((option.removeprefix("cfgFile=") for option in options if option.startswith("cfgFile=")), "")
+    settings = read_settings("mount.beegfs", edition, path)
+    secret, host, number = secret_of(settings, 32), settings["sysMgmtdHost"], port(settings, 8008)
+    try:
+        if edition == "7.4":
+            socket.create_connection(("127.0.0.1", port(settings, 8006)), timeout=2).close()
+        socket.create_connection((host, number), timeout=2).close()
+    except OSError as error:
+        fail(32, f"mount.beegfs: mount failed: {error}")
+    root = SHARED / f"real-{secret[:16]}"
+    root.mkdir(parents=True, exist_ok=True)
+    words = ["mount", "-i", "-n", "--bind", "-o", "nodev,nosuid", str(root), point]
+    os._exit(subprocess.run(words, check=False).returncode)
+
+
 def main() -> NoReturn:
     edition, program, *arguments = sys.argv[1:]
     run = {
@@ -549,6 +725,7 @@ def main() -> NoReturn:
         ("8", "beegfs"): tool_8,
     }
     both = {"beegfs-meta": meta, "beegfs-storage": storage, "beegfs-helperd": helperd, "mount.beegfs": mount}
+    both["mount.real"] = mount_real
     action = run.get((edition, program)) or both[program]
     action(edition, arguments)
 
