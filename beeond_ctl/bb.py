@@ -1,29 +1,33 @@
 """Slurm's burst-buffer hooks: what `slurm/burst_buffer.lua` leaves to the controller, beside slurmctld.
 
-Runs as SlurmUser, which is seldom root and cannot read what the job's user can: whatever needs the user's eyes or a
-node is left to the Prolog. Knows nothing of instances.
+Runs as SlurmUser, who is seldom root and cannot read what users can, or, to look at sources, as the job's user. Many
+jobs may be at the same hook, and slurmctld is to answer others meanwhile: no configuration is read but the site's
+limits, and nothing heavy is imported. Knows nothing of instances.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from beeond_ctl import config as configuration
 from beeond_ctl import slurm
 from beeond_ctl.directives import parse_directives
-from beeond_ctl.errors import JobGoneError, RetainedError, UserError
-from beeond_ctl.plan import check_request
-from beeond_ctl.request import JobNames, encode, expand
+from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
+from beeond_ctl.request import JobNames, encode, expand, show
+from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from beeond_ctl.config import SiteConfig
     from beeond_ctl.request import Request
+
+LIMITS: Final = "/etc/beeond-ctl/limits"
+"""What `beeond-ctl bb limits` printed."""
 
 MARK: Final = "beeond:directives"
 """What the comment of a job with directives ends in: the one thing that Slurm 22.05 lets its own user put into the
@@ -31,28 +35,146 @@ environment of a Prolog (as SLURM_JOB_COMMENT). It only says that asking Slurm f
 
 _POLL_S: Final = (0.5, 10.0)
 """Seconds between two looks at a job that is completing: the first pause, and the longest."""
+_SPARE_S: Final = 5.0
+"""How long a process that looks at sources may be late."""
 
 
-def setup(config_path: Path, job_id: int) -> None:
-    """The job is pending: see that it can be served, and mark it for its Prologs.
+def run(words: Sequence[str]) -> int:
+    """`beeond-ctl bb HOOK JOBID`. Raises BeeondError, whose text becomes what Slurm shows of the job."""
+    hook, job_id = words
+    {"data_in": data_in, "data_out": data_out}[hook](_limits(), int(job_id))
+    return 0
 
-    Raises RequestError or UserError, whose text becomes the reason why Slurm holds the job, or NodeError.
+
+def is_hook(words: Sequence[str]) -> bool:
+    """Whether `words` are what burst_buffer.lua calls."""
+    return len(words) == 2 and words[0] in {"data_in", "data_out"} and words[1].isdigit()
+
+
+def _limits() -> dict[str, str]:
+    """The site's limits but for the rules; the defaults where the file is missing."""
+    lines: list[str] = []
+    try:
+        with open(LIMITS, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        pass
+    return {"path": "/usr/bin:/opt/slurm/bin:/usr/local/bin", "look": "20"} | {
+        name: rest for name, _, rest in (line.partition(" ") for line in lines)
+    }
+
+
+def data_in(limits: Mapping[str, str], job_id: int) -> None:
+    """The job is pending: see that its sources can be staged in, as far as that can be told without a node.
+
+    Raises RequestError or UserError, whose text becomes the reason why Slurm holds the job. Whatever else goes wrong is
+    no reason to hold it: it is noted, and the Prolog finds what there is to find.
     """
-    config = _config(config_path)
-    fields, asked = _job(config, job_id)
+    try:
+        fields, lines = slurm.job_facts(limits["path"].split(":"), job_id)
+    except NodeError as error:
+        return _note(str(error))
+    if not fields:
+        return _note(f"Slurm no longer knows job {job_id}")
+    asked = parse_directives(lines)
     encode(asked)
-    if config_path.exists():
-        check_request(config, asked)
-    _check_sources(asked, _names(job_id, fields))
-    slurm.mark(config.slurm.path, job_id, MARK)
+    names = _names(job_id, fields)
+    sources = [expand(transfer, names, inward=True).source for transfer in asked.stage_in]
+    for source in sources:
+        if _is_surely_missing(source):
+            raise _wrong(source, "does not exist")
+    if sources and f"({os.geteuid()})" in fields.get("UserId", ""):
+        found = _look(sources, float(limits["look"]))
+        if found:
+            _judge(asked, sources, found, _shares(limits, fields))
+    return None
 
 
-def data_out(config_path: Path, job_id: int) -> None:
+def _wrong(source: str, trouble: str) -> UserError:
+    return UserError(
+        f"#BB_LUA stage_in: source {show(source)} {trouble}; mend that, and submit the job again"
+    )
+
+
+def _shares(limits: Mapping[str, str], fields: Mapping[str, str]) -> int:
+    """Targets that share a job's capacity, where each holds no more than its share; else 1."""
+    nodes = re.match(r"[0-9]+", fields.get("NumNodes", ""))
+    targets = limits.get("share", "")
+    return int(nodes[0]) * int(targets) if nodes and targets.isdigit() else 1
+
+
+def _judge(asked: Request, sources: Sequence[str], found: Sequence[Mapping[str, Any]], shares: int) -> None:
+    """Compare what was found with what was asked for. Raises UserError."""
+    for source, seen in zip(sources, found, strict=True):
+        if seen["trouble"]:
+            raise _wrong(source, seen["trouble"])
+        if seen["unreadable"]:
+            told = ", ".join(show(example) for example in seen["examples"])
+            noun = "entry" if seen["unreadable"] == 1 else "entries"
+            raise _wrong(source, f"has {seen['unreadable']} {noun} that cannot be read ({told})")
+    if asked.capacity is None:
+        return
+    size, files = sum(seen["size"] for seen in found), sum(seen["files"] for seen in found)
+    if size > asked.capacity:
+        raise UserError(
+            f"#BB_LUA stage_in: the sources hold {format_size(size)} in {files} files, and capacity="
+            f"{format_size(asked.capacity)} was asked for; ask for more, and submit the job again"
+        )
+    largest, share = max(seen["largest"] for seen in found), asked.capacity // shares
+    if largest > share and asked.backend != "beegfs":
+        raise UserError(
+            f"#BB_LUA stage_in: a file of {format_size(largest)} does not fit on one of {shares} targets with "
+            f"{format_size(share)} each; ask for more capacity, and submit the job again"
+        )
+
+
+def _look(sources: Sequence[str], within_s: float) -> list[dict[str, Any]]:
+    """What this user sees of `sources`; nothing where storage does not answer in time.
+
+    A process of its own looks. It is not waited for beyond its time: it may hang in a call that nothing ends.
+    """
+    import select
+
+    from beeond_ctl.staging.look import look_at
+
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):  # whoever reads what we say does not wait for this process
+                os.dup2(nowhere, stream)
+            with os.fdopen(writing, "wb") as answer:
+                answer.write(look_at(sources, within_s))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    text, deadline = b"", time.monotonic() + within_s + _SPARE_S
+    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        text += part
+    try:
+        found: list[dict[str, Any]] = json.loads(text)
+    except ValueError:
+        _note(f"global storage did not answer within {within_s:.0f} s (deadlines.look)")
+        return []
+    if not all(seen["whole"] or seen["trouble"] for seen in found):
+        _note(f"not all was seen within {within_s:.0f} s (deadlines.look); stage-in sees the rest")
+    return found
+
+
+def _note(text: str) -> None:
+    """Into slurmctld's log."""
+    sys.stderr.write(f"{text}\n")
+
+
+def data_out(limits: Mapping[str, str], job_id: int) -> None:
     """The job's program has ended, and its Epilogs stage out: wait for them, and see what became of it.
 
     Slurm ends this after StageOutTimeout. Raises RetainedError when a node kept data.
     """
-    path = _config(config_path).slurm.path
+    path = limits["path"].split(":")
     pause_s, longest_s = _POLL_S
     while (fields := slurm.job_fields(path, job_id)).get("JobState") == "COMPLETING":
         time.sleep(pause_s)
@@ -84,35 +206,12 @@ def asked(path: Sequence[str], job_id: int) -> str:
     return encode(parse_directives(lines)) if lines else ""
 
 
-def _job(config: SiteConfig, job_id: int) -> tuple[dict[str, str], Request]:
-    fields = slurm.job_fields(config.slurm.path, job_id)
-    lines = slurm.job_directives(config.slurm.path, job_id)
-    if lines is None:
-        raise JobGoneError(f"Slurm no longer knows job {job_id}")
-    return fields, parse_directives(lines)
-
-
-def _config(path: Path) -> SiteConfig:
-    """The host of slurmctld needs no configuration of ours where it is a node of no instance."""
-    return configuration.load(path) if path.exists() else configuration.SiteConfig()
-
-
 def _names(job_id: int, fields: dict[str, str]) -> JobNames:
     def number(name: str) -> int | None:
         return int(fields[name]) if fields.get(name, "").isdigit() else None
 
     user = fields.get("UserId", "").partition("(")[0]
     return JobNames(job_id, user, fields.get("JobName", ""), number("ArrayJobId"), number("ArrayTaskId"))
-
-
-def _check_sources(asked: Request, names: JobNames) -> None:
-    """Find sources that nobody can find, before nodes are given to the job. Raises UserError or RequestError."""
-    for transfer in asked.stage_in:
-        source = expand(transfer, names, inward=True).source
-        if _is_surely_missing(source):
-            raise UserError(
-                f"#BB_LUA stage_in: source {source!r} does not exist; mend the path, and submit the job again"
-            )
 
 
 def _is_surely_missing(path: str) -> bool:

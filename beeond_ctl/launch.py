@@ -18,10 +18,30 @@ from beeond_ctl.errors import NodeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from threading import BoundedSemaphore
 
 _SAFE: Final = re.compile(r"[A-Za-z0-9_./=,\[\]-]+")
 _CONNECT_S: Final = 10
 _MARKER: Final = "beeond-ctl-exit="
+_LOGINS: Final = 64
+"""Logins that are under way at the same time."""
+
+_NOT_KNOWN: Final = "host key is not known; add it to /etc/ssh/ssh_known_hosts"
+_NOT_THE_KNOWN_ONE: Final = (
+    "host key is not the known one; find out why before you change /etc/ssh/ssh_known_hosts"
+)
+_REFUSED: Final = "login of root by key was refused; see authorized_keys and sshd_config there"
+_SILENT: Final = f"cannot be reached: no answer within {_CONNECT_S} s"
+_CAUSES: Final = (
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", _NOT_THE_KNOWN_ONE),
+    (r"Host key verification failed", _NOT_KNOWN),
+    (r"Permission denied", _REFUSED),
+    (r"timed out", _SILENT),
+    (r"Could not resolve hostname \S+: ([^\n\r]*)", r"cannot be reached: \1"),
+    (r"connect to host \S+ port \d+: ([^\n\r]*)", r"cannot be reached: \1"),
+    (r"command timeout", "did not end in time"),
+)
+"""What ssh and pdsh say of a node on which nothing was run, and what we say: the same over both launchers."""
 
 Launcher = Literal["pdsh", "ssh"]
 
@@ -104,15 +124,31 @@ def _read_pdsh(nodes: Sequence[str], stdout: str, stderr: str) -> list[Answer]:
             node, _, text = text.partition(": ")
         if node in lines:
             lines[node].append(text)
-    return [Answer(node, codes.get(node), "\n".join(lines[node])) for node in nodes]
+    return [_answer(node, codes.get(node), "\n".join(lines[node])) for node in nodes]
+
+
+def _answer(node: str, code: int | None, output: str) -> Answer:
+    if code is None:
+        for pattern, told in _CAUSES:
+            match = re.search(pattern, output)
+            if match:
+                return Answer(node, None, match.expand(told))
+    return Answer(node, code, output)
 
 
 def _by_ssh(nodes: Sequence[str], words: Sequence[str], timeout_s: float, fanout: int) -> list[Answer]:
+    import logging
+    from threading import BoundedSemaphore
+
+    # What goes wrong is told by us, once for each node.
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
+    logging.getLogger("paramiko").propagate = False
+    logins = BoundedSemaphore(_LOGINS)
     with ThreadPoolExecutor(max_workers=max(1, min(fanout, len(nodes)))) as pool:
-        return list(pool.map(lambda node: _ssh(node, " ".join(words), timeout_s), nodes))
+        return list(pool.map(lambda node: _ssh(node, " ".join(words), timeout_s, logins), nodes))
 
 
-def _ssh(node: str, command: str, timeout_s: float) -> Answer:
+def _ssh(node: str, command: str, timeout_s: float, logins: BoundedSemaphore) -> Answer:
     import paramiko
 
     client = paramiko.SSHClient()
@@ -122,30 +158,37 @@ def _ssh(node: str, command: str, timeout_s: float) -> Answer:
         if os.path.exists("/etc/ssh/ssh_known_hosts"):
             client.load_system_host_keys("/etc/ssh/ssh_known_hosts")
         try:
-            client.connect(
-                node, username="root", timeout=_CONNECT_S, banner_timeout=_CONNECT_S, auth_timeout=_CONNECT_S
-            )
+            with logins:
+                client.connect(
+                    node,
+                    username="root",
+                    timeout=_CONNECT_S,
+                    banner_timeout=_CONNECT_S,
+                    auth_timeout=_CONNECT_S,
+                )
         except TimeoutError:
-            return Answer(node, None, f"cannot be reached: no answer within {_CONNECT_S} s")
+            return Answer(node, None, _SILENT)
         _, stdout, _ = client.exec_command(f"{command} 2>&1", timeout=timeout_s)
         output = stdout.read().decode(errors="replace")
         code = stdout.channel.recv_exit_status()
         return Answer(node, code if code >= 0 else None, output)
     except paramiko.BadHostKeyException:
-        return Answer(
-            node, None, "host key is not the known one; find out why before you change ssh_known_hosts"
-        )
-    except paramiko.AuthenticationException:
-        return Answer(
-            node, None, "login of root by key was refused; see authorized_keys and sshd_config there"
-        )
+        return Answer(node, None, _NOT_THE_KNOWN_ONE)
+    except paramiko.AuthenticationException as error:
+        return Answer(node, None, _SILENT if "timeout" in str(error).lower() else _REFUSED)
     except paramiko.SSHException as error:
         if "not found in known_hosts" in str(error):
-            return Answer(node, None, "host key is not known; add it to /etc/ssh/ssh_known_hosts")
+            return Answer(node, None, _NOT_KNOWN)
+        if "No authentication methods available" in str(error):
+            return Answer(node, None, _REFUSED)
+        if "banner" in str(error) or "No existing session" in str(error):  # which of the two is a race
+            return Answer(node, None, _SILENT)
         return Answer(node, None, f"ssh: {error}")
     except TimeoutError:
         return Answer(node, None, f"did not end within {timeout_s:.0f} s")
-    except OSError as error:  # includes paramiko's NoValidConnectionsError
-        return Answer(node, None, f"cannot be reached: {error.strerror or error}".replace(f" {node}", ""))
+    except paramiko.ssh_exception.NoValidConnectionsError as error:
+        return Answer(node, None, f"cannot be reached: {next(iter(error.errors.values())).strerror}")
+    except OSError as error:
+        return Answer(node, None, f"cannot be reached: {error.strerror or error}")
     finally:
         client.close()

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.errors import NodeError
 from beeond_ctl.plan import FIRST_OWN_ID, Job
@@ -199,12 +199,24 @@ def job_fields(path: Sequence[str], job_id: int) -> dict[str, str]:
     Values with spaces are cut at the first one, except the job name, which comes last on the first line.
     """
     record = _job_record(path, job_id, "replace")
-    if record is None:
-        return {}
+    return {} if record is None else _fields(record)
+
+
+def _fields(record: str) -> dict[str, str]:
     first, _, rest = record.partition("\n")
     ids, _, name = first.partition(" JobName=")
     # The first of a name counts: comment, directories and files, which are the user's text, come after the rest.
     return dict(reversed(re.findall(r"(\w+)=(\S*)", f"{ids} {rest}"))) | {"JobName": name}
+
+
+def job_output(path: Sequence[str], job_id: int) -> bytes | None:
+    """The file that the job's output goes to, the user's word; None where it has none, or Slurm no longer knows it.
+
+    Raises NodeError when Slurm does not answer.
+    """
+    record = _job_record(path, job_id, "surrogateescape") or ""
+    found = re.findall(r"^ +StdOut=(/.*)$", record, re.MULTILINE)
+    return os.fsencode(found[-1]) if found else None
 
 
 def job_directives(path: Sequence[str], job_id: int) -> list[str] | None:
@@ -212,24 +224,42 @@ def job_directives(path: Sequence[str], job_id: int) -> list[str] | None:
 
     Raises NodeError when Slurm does not answer.
     """
+    facts, lines = job_facts(path, job_id)
+    return lines if facts else None
+
+
+def job_facts(path: Sequence[str], job_id: int) -> tuple[dict[str, str], list[str]]:
+    """`job_fields` and the job's burst-buffer directives, with one question. Raises NodeError."""
     record = _job_record(path, job_id, "surrogateescape")
     if record is None:
-        return None
+        return {}, []
     match = re.search(r"^ +BurstBuffer=(#BB_LUA.*(?:\n#BB_LUA.*)*)", record, re.MULTILINE)
-    return match[1].split("\n") if match else []
+    return _fields(record), match[1].split("\n") if match else []
 
 
-def mark(path: Sequence[str], job_id: int, word: str) -> None:
-    """Let the job's comment, which its Prologs see, end in `word`. Raises NodeError."""
-    record = _job_record(path, job_id, "surrogateescape") or ""
-    match = re.search(r"^ +Comment=(.*?) *$", record, re.MULTILINE)
-    comment = match[1] if match else ""
-    if word in comment:
-        return
-    # One job of an array, where it is one: the array's id alone would mean all of them.
-    task = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record)
-    name = f"{task[1]}_{task[2]}" if task else str(job_id)
-    run(path, "scontrol", "update", f"JobId={name}", f"Comment={f'{comment} {word}'.strip()}")
+def gave_up(path: Sequence[str], job_id: int, restart: int) -> bool:
+    """Whether this run of the job was ended by `scancel --hurry`, which asks not to stage out. Raises NodeError.
+
+    Slurm keeps that as a flag of the job until the job starts again; only JSON shows it. A Slurm without that, or one
+    that no longer knows the job, says no.
+    """
+    import json
+
+    try:
+        jobs = json.loads(run(path, "squeue", "--json", "-j", str(job_id)))["jobs"]
+        return any(
+            job["job_id"] == job_id
+            and "JOB_KILL_HURRY" in job["flags"]
+            and _plain(job["restart_cnt"]) == restart
+            for job in jobs
+        )
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _plain(number: Any) -> Any:  # noqa: ANN401 - of JSON
+    """Later releases write {"set": true, "number": 3} for some numbers."""
+    return number.get("number") if isinstance(number, dict) else number
 
 
 def reasons(path: Sequence[str], folded: str) -> dict[str, str]:

@@ -6,14 +6,17 @@
 --     #BB_LUA stage_out source=PATH destination=PATH [flags=FLAG[+FLAG]]
 --
 -- The work is done where it is for --beeond: in Prolog and Epilog, which hold the nodes. Here, directives are refused
--- at the prompt (slurm_bb_job_process: the grammar of beeond_ctl/directives.py, with its words), jobs are marked for
--- their Prologs (slurm_bb_setup), and the outcome is told to Slurm (slurm_bb_data_out).
+-- at the prompt (slurm_bb_job_process: the grammar of beeond_ctl/directives.py, the site's limits, and their words),
+-- jobs are marked for their Prologs (slurm_bb_setup), sources are looked at (slurm_bb_data_in), and the outcome is
+-- told to Slurm (slurm_bb_data_out). docs/burst-buffer.md has the states, and what is cleaned by whom.
 --
 -- Written for Lua 5.1 to 5.4. Which one Slurm has was decided when it was built.
 
 local CONTROLLER = "/usr/bin/beeond-ctl"
 -- How much all nodes' devices hold together, in bytes: what jobs with capacity=SIZE pool=beeond are scheduled by.
 local POOL_FILE = "/etc/beeond-ctl/pool"
+-- What has to be known here of the site's configuration: what `beeond-ctl bb limits` prints.
+local LIMITS_FILE = "/etc/beeond-ctl/limits"
 
 local DIRECTIVE = "#BB_LUA"
 
@@ -22,10 +25,14 @@ local DIRECTIVE = "#BB_LUA"
 local DIRECTIVES = { "beeond", "stage_in", "stage_out" }
 local STAGE_KEYS = { "source", "destination", "flags", "type" }
 local FLAGS = { "delete", "metadata-only", "update" }
-local KEYS = { "backend", "meta", "stripe-count", "chunk-size", "capacity", "mirror", "mount" }
+local KEYS = {
+	"backend", "meta", "storage", "stripe-count", "stripe-dirs", "chunk-size", "capacity", "mirror", "prefer-local",
+	"interfaces", "mount",
+}
 local METAVAR = {
-	["backend"] = "NAME", ["meta"] = "N|all", ["stripe-count"] = "N", ["chunk-size"] = "SIZE", ["capacity"] = "SIZE",
-	["mirror"] = "yes|no", ["mount"] = "PATH",
+	["backend"] = "NAME", ["meta"] = "N|all", ["storage"] = "N|all", ["stripe-count"] = "N",
+	["stripe-dirs"] = "N[+N]", ["chunk-size"] = "SIZE", ["capacity"] = "SIZE", ["mirror"] = "yes|no",
+	["prefer-local"] = "yes|no", ["interfaces"] = "IF[+IF]", ["mount"] = "PATH",
 }
 local SAME = { type = "scratch", access_mode = "striped" }
 local INSIDE = { "$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}" }
@@ -129,7 +136,16 @@ end
 CHECK["meta"] = function(text)
 	if text ~= "all" and count(text) then return "want a number of nodes or 'all'" end
 end
+CHECK["storage"] = CHECK["meta"]
 CHECK["stripe-count"] = count
+CHECK["stripe-dirs"] = function(text)
+	local parts, wrong = 0, false
+	for part in (text .. "+"):gmatch("([^+]*)%+") do
+		parts = parts + 1
+		wrong = wrong or not part:match("^[1-9]%d?%d?$")
+	end
+	if wrong or parts > 16 then return "want at most 16 numbers from 1 to 999, joined by '+', such as 1+8" end
+end
 CHECK["chunk-size"] = function(text)
 	local bytes, wrong = size(text)
 	if wrong then return wrong end
@@ -143,6 +159,14 @@ CHECK["capacity"] = function(text)
 end
 CHECK["mirror"] = function(text)
 	if not has({ "yes", "true", "1", "", "no", "false", "0" }, text) then return "want yes or no" end
+end
+CHECK["prefer-local"] = CHECK["mirror"]
+CHECK["interfaces"] = function(text)
+	for part in (text .. "+"):gmatch("([^+]*)%+") do
+		if #part > 15 or not part:match("^[A-Za-z0-9_.-]+$") then
+			return "want names of network interfaces joined by '+', such as ib0+ib1"
+		end
+	end
 end
 CHECK["mount"] = function(text)
 	if text:sub(1, 1) ~= "/" or climbs(text) then return "want an absolute path without '..'" end
@@ -181,7 +205,8 @@ local function partition(word)
 	return word, nil
 end
 
-local function check_beeond(words)
+-- Checks a line of `beeond`, and adds its values to `asked`, which later lines overrule.
+local function check_beeond(words, asked)
 	local where = DIRECTIVE .. " beeond: "
 	local kept = {}
 	for _, word in ipairs(words) do
@@ -207,6 +232,7 @@ local function check_beeond(words)
 		if wrong then
 			refuse(where .. name .. "=" .. show(value or "") .. " is not valid: " .. wrong)
 		end
+		asked[name] = value or ""
 	end
 end
 
@@ -295,14 +321,14 @@ local function check_stage(directive, words)
 	end
 end
 
--- Checks one directive, and returns its name. Raises a refusal.
-local function check_line(line)
+-- Checks one directive, adds what a `beeond` asks for to `asked`, and returns its name. Raises a refusal.
+local function check_line(line, asked)
 	local words = split_words(line:sub(#DIRECTIVE + 1))
 	local name = table.remove(words, 1)
 	if not name then
 		refuse(DIRECTIVE .. ": the line is empty; the directives are " .. table.concat(DIRECTIVES, ", "))
 	elseif name == "beeond" then
-		check_beeond(words)
+		check_beeond(words, asked)
 	elseif name == "stage_in" or name == "stage_out" then
 		check_stage(name, words)
 	else
@@ -339,20 +365,86 @@ local function directives(script)
 	return found
 end
 
--- What is wrong with a job's script, nil where nothing is; and the names of its directives.
-local function check_script(script)
-	local names = {}
-	for _, line in ipairs(directives(script)) do
-		local fine, answer = pcall(check_line, line)
-		if fine then
-			names[answer] = true
-		elseif type(answer) == "table" then
-			return answer.refusal, names
-		else
-			return "burst_buffer.lua: " .. tostring(answer) .. "; this is for the cluster's administrator to mend", names
+-- The site's limits. -----------------------------------------------------------------------------------------------
+
+-- The file of limits (beeond_ctl/limits.py says what is in it). Without it the site has none, and Prologs find out.
+local function read_limits(text)
+	local limits = { rules = {} }
+	for line in (text or ""):gmatch("[^\n]+") do
+		local name, rest = line:match("^([%l-]+) (.*)$")
+		if name == "offer" then
+			local offered = split_words(rest)
+			limits.rules[#limits.rules + 1] = { key = table.remove(offered, 1), offered = offered }
+		elseif name == "told" then
+			limits.rules[#limits.rules].told = rest
+		elseif name == "refuse" then
+			local backend, keys, told = rest:match("^(%S+) (%S+) (.*)$")
+			limits.rules[#limits.rules + 1] = { backend = backend, keys = keys, told = told }
+		elseif name then
+			limits[name] = rest
 		end
 	end
-	return nil, names
+	return limits
+end
+
+local NO = { no = true, ["false"] = true, ["0"] = true }
+
+-- Whether all of `keys`, joined by "+", are asked for, and not with "no".
+local function all_asked(keys, asked)
+	for key in keys:gmatch("[^+]+") do
+		if asked[key] == nil or (METAVAR[key] == "yes|no" and NO[asked[key]]) then return false end
+	end
+	return true
+end
+
+-- The first of the values of `key` that the site does not offer.
+local function not_offered(rule, value)
+	local values = value
+	if rule.key == "mount" then values = values:gsub("(.)/+$", "%1") end
+	if rule.key ~= "interfaces" then return not has(rule.offered, values) and values or nil end
+	for part in values:gmatch("[^+]+") do
+		if not has(rule.offered, part) then return part end
+	end
+end
+
+-- Refuses what the site does not offer: the rules were made by trying `plan.check_request`, and have its words.
+local function check_limits(limits, asked)
+	local where = DIRECTIVE .. " beeond: "
+	for _, rule in ipairs(limits.rules) do
+		local told = rule.told
+		if rule.key then
+			local bad = asked[rule.key] and not_offered(rule, asked[rule.key])
+			if bad then
+				local whole = rule.key == "mount" and bad or asked[rule.key]
+				refuse(where .. told:gsub("{(.-)}", { value = whole, part = bad }))
+			end
+		elseif rule.backend == (asked.backend or "-") and all_asked(rule.keys, asked) then
+			refuse(where .. told)
+		end
+	end
+	if asked.capacity and limits.pool then
+		local all = size(limits.pool)
+		if all and size(asked.capacity) > all then
+			refuse(where .. "capacity=" .. asked.capacity .. " is more than all nodes have together, which is "
+				.. limits.pool .. "; ask for less")
+		end
+	end
+end
+
+-- What is wrong with a job's script, nil where nothing is; and the names of its directives.
+local function check_script(script, limits)
+	local names, asked = {}, {}
+	local function told(fine, answer)
+		if fine then return nil end
+		if type(answer) == "table" then return answer.refusal end
+		return "burst_buffer.lua: " .. tostring(answer) .. "; this is for the cluster's administrator to mend"
+	end
+	for _, line in ipairs(directives(script)) do
+		local fine, answer = pcall(check_line, line, asked)
+		if not fine then return told(fine, answer), names end
+		names[answer] = true
+	end
+	return told(pcall(check_limits, limits or { rules = {} }, asked)), names
 end
 
 -- Slurm's hooks. ---------------------------------------------------------------------------------------------------
@@ -365,47 +457,146 @@ local function read_file(path)
 	return text
 end
 
--- Runs `beeond-ctl bb HOOK JOBID`; what it says on stderr is the answer. Only for hooks that may take their time.
-local function controller(hook, job_id)
-	if not tostring(job_id):match("^%d+$") then return slurm.ERROR, "burst_buffer.lua: no job id" end
-	local pipe = io.popen(CONTROLLER .. " bb " .. hook .. " " .. job_id .. " 2>&1 </dev/null; echo \"exit $?\"")
-	if not pipe then return slurm.ERROR, "burst_buffer.lua: cannot run " .. CONTROLLER end
+local function site_limits()
+	local limits = read_limits(read_file(LIMITS_FILE))
+	local pool = read_file(POOL_FILE)
+	limits.pool = pool and pool:match("^%s*(.-)%s*$")
+	return limits
+end
+
+-- What a command of the shell said, and whether it succeeded. Nothing of a user's may stand in it: a user's text only
+-- ever passes through variables of the shell.
+local function shell(command)
+	local pipe = io.popen("{ " .. command .. "\n} 2>&1 </dev/null; echo \"exit $?\"")
+	if not pipe then return "cannot start a shell", false end
 	local output = pipe:read("*a")
 	pipe:close()
 	local text, code = output:match("^(.-)%s*exit (%d+)%s*$")
-	if code == "0" then return slurm.SUCCESS, text end
-	slurm.log_error("beeond: bb %s %s: %s", hook, tostring(job_id), text or output)
-	return slurm.ERROR, ((text or output):gsub("^beeond%-ctl: ", ""))
+	return text or output, code == "0"
 end
 
-local function pool()
+local function quote(text)
+	return "'" .. text:gsub("'", "'\\''") .. "'"
+end
+
+-- Hooks of many jobs run at once, and slurmctld is to answer others meanwhile: those that start processes come behind
+-- it, and take turns. A turn is a lock on a directory of Slurm's own state, and ends with whoever holds it: `state` for
+-- what is quick, `state`/hash.0 and hash.1 for what may take long. Who does not get a turn in time does what is quick
+-- nonetheless, and leaves the rest. Where nothing can be locked, nobody waits.
+local TURN_S = 60
+local function in_turn(job_script, quick, command)
+	local state, last, hash = tostring(job_script):match("^(/.+)/hash%.(%d)/(job%.%d+)/script$")
+	if not state then return command end
+	local directory = state
+	if not quick then
+		directory = state .. "/hash." .. last % 2
+		local file = io.open(directory)
+		if file then file:close() else directory = job_script:match("^(.+)/" .. hash:gsub("%p", "%%%0")) end
+	end
+	local late = quick and "" or " [ $? -ne 1 ] || { echo 'too many jobs at once'; exit 0; };"
+	return ("( flock -w %d 9 2>/dev/null;%s exec nice %s ) 9<%s"):format(TURN_S, late, command, quote(directory))
+end
+
+-- Ends the comment of a job in the mark that its Prolog looks for: it is all that Slurm 22.05 lets its own user tell
+-- nodes. It is the user's text, and stays in a variable. An array's id alone would mean all of its jobs.
+local MARKING = [[
+PATH=%s:$PATH
+name=$(squeue -h -j %d -o '%%A %%F_%%K' | sed -n 's/^%d //p')
+case $name in
+'') echo 'Slurm no longer knows the job'; exit 1 ;;
+*_ | *_*[!0-9]*) name=%d ;;
+esac
+comment=$(squeue -h -j "$name" -o %%k) || exit
+case $comment in
+*beeond:directives*) exit 0 ;;
+'(null)') comment= ;;
+esac
+exec scontrol update "JobId=$name" "Comment=${comment:+$comment }beeond:directives"]]
+
+local function mark(job_id, job_script)
+	local path = read_limits(read_file(LIMITS_FILE)).path or "/usr/bin:/opt/slurm/bin:/usr/local/bin"
+	local script = MARKING:format(path, job_id, job_id, job_id)
+	return shell(in_turn(job_script, true, "sh -c " .. quote(script)))
+end
+
+-- As the job's user, where the site lets us: SlurmUser seldom sees what users do.
+local LOOKING = [[
+PATH=%s:$PATH
+uid=$(squeue -h -j %d -o '%%A %%U' | sed -n 's/^%d //p')
+case $uid in
+'' | 0 | *[!0-9]*) echo 'Slurm no longer knows the job'; exit 1 ;;
+esac
+exec sudo -n -u "#$uid" -- %s bb data_in %d]]
+
+local function look(job_id, job_script)
+	local limits = read_limits(read_file(LIMITS_FILE))
+	local command = CONTROLLER .. " bb data_in " .. job_id
+	if limits["as-user"] == "yes" then
+		local script = LOOKING:format(limits.path or "/usr/bin", job_id, job_id, CONTROLLER, job_id)
+		command = "sh -c " .. quote(script)
+	end
+	return shell(in_turn(job_script, false, command))
+end
+
+local function failed(hook, job_id, text)
+	-- It may come from a process of the job's user.
+	local line = text:gsub("^beeond%-ctl: ", ""):gsub("%c+", " "):sub(1, 1000)
+	slurm.log_error("beeond: %s of job %s: %s", hook, tostring(job_id), line)
+	return slurm.ERROR, line
+end
+
+local function is_job(job_id)
+	return tostring(job_id):match("^%d+$") ~= nil
+end
+
+local function names_of(job_script)
+	local script = read_file(job_script)
+	local _, names = check_script(script or "")
+	return names, script ~= nil
+end
+
+local function pools()
 	local text = read_file(POOL_FILE)
 	local bytes = text and size(text) or 2 ^ 50
 	-- In units of the granularity (Slurm 22.05).
 	return ('{"pools":[{"id":"beeond","quantity":%.0f,"granularity":1048576}]}'):format(math.floor(bytes / 2 ^ 20))
 end
 
--- Within slurmctld, which waits: nothing but the file that Slurm names is looked at.
+-- Within slurmctld, which waits: nothing but two small files is looked at.
 function slurm_bb_job_process(job_script)
 	local script = read_file(job_script)
 	if not script then return slurm.ERROR, "the job's script cannot be read by slurmctld" end
-	local wrong = check_script(script)
+	local wrong = check_script(script, site_limits())
 	if wrong then return slurm.ERROR, wrong end
 	return slurm.SUCCESS
 end
 
 function slurm_bb_pools()
-	return slurm.SUCCESS, pool()
+	return slurm.SUCCESS, pools()
 end
 
--- The job is pending, and has no nodes yet: mark it for its Prologs, and find what can be found to be wrong.
-function slurm_bb_setup(job_id)
-	return controller("setup", job_id)
-end
-
--- There are no nodes to copy to yet: the Prolog does it.
-function slurm_bb_data_in()
+-- The job is pending, and has no nodes yet: mark it for its Prologs.
+function slurm_bb_setup(job_id, _, _, _, _, job_script)
+	if not is_job(job_id) then return failed("setup", job_id, "burst_buffer.lua: no job id") end
+	local text, done = mark(job_id, job_script)
+	if not done then return failed("setup", job_id, "the job cannot be marked for its nodes: " .. text) end
 	return slurm.SUCCESS
+end
+
+-- There are no nodes to copy to yet: the Prolog does that. What can be found to be wrong with sources is found now, and
+-- holds the job; where it cannot be looked for, the Prolog finds it.
+function slurm_bb_data_in(job_id, job_script)
+	if not names_of(job_script).stage_in then return slurm.SUCCESS end
+	if not is_job(job_id) then return failed("data_in", job_id, "burst_buffer.lua: no job id") end
+	local text, done = look(job_id, job_script)
+	if not done and text:match("^beeond%-ctl: [^u]") then return failed("data_in", job_id, text) end
+	if text ~= "" then failed("data_in", job_id, "sources were not looked at: " .. text) end
+	return slurm.SUCCESS
+end
+
+-- Releases that have this hook ask it until the answer is not "BUSY" (slurm_bb_data_in may then return early).
+function slurm_bb_test_data_in()
+	return slurm.SUCCESS, ""
 end
 
 function slurm_bb_real_size()
@@ -432,13 +623,21 @@ end
 
 -- The Epilogs stage out, and hold the nodes for it. Wait for them, and tell Slurm what became of it.
 function slurm_bb_data_out(job_id, job_script)
-	local script = read_file(job_script)
-	local _, names = check_script(script or "")
-	if script and not names.stage_out then return slurm.SUCCESS end
-	return controller("data_out", job_id)
+	local names, known = names_of(job_script)
+	if known and not names.stage_out then return slurm.SUCCESS end
+	if not is_job(job_id) then return failed("data_out", job_id, "burst_buffer.lua: no job id") end
+	local text, done = shell("nice " .. CONTROLLER .. " bb data_out " .. job_id)
+	if not done then return failed("data_out", job_id, text) end
+	return slurm.SUCCESS
+end
+
+function slurm_bb_test_data_out()
+	return slurm.SUCCESS, ""
 end
 
 -- Nothing of a job is kept here, and what is on nodes is their Epilogs' to remove; they may be another job's by now.
+-- Of `hurry` (`scancel --hurry`) the Epilogs learn from Slurm itself. The less is done here the better: Slurm 22.05 may
+-- kill this hook when a pending job is cancelled, and does not give its capacity back then.
 function slurm_bb_job_teardown()
 	return slurm.SUCCESS
 end
@@ -448,4 +647,6 @@ function slurm_bb_get_status()
 end
 
 -- For tests, which have no Slurm around this.
-if slurm == nil then return { check_script = check_script, directives = directives } end
+if slurm == nil then
+	return { check_script = check_script, directives = directives, read_limits = read_limits }
+end

@@ -18,6 +18,10 @@ def main() -> None:
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)  # all is closed by now, and to take the interpreter apart takes as long as to start it
+    if sys.argv[1:2] == ["bb"] and sys.argv[2:3] != ["limits"]:
+        told = _burst_buffer(sys.argv[2:])
+        if told is not None:
+            sys.exit(told)
     from beeond_ctl.cli.commands import cli
 
     sys.exit(guarded(lambda: cli.main(prog_name="beeond-ctl", standalone_mode=False)))
@@ -31,6 +35,13 @@ def _hook(name: str) -> int:
     from beeond_ctl.lifecycle.teardown import epilog
 
     return epilog(os.environ)
+
+
+def _burst_buffer(words: list[str]) -> int | None:
+    """What burst_buffer.lua calls, for hundreds of jobs at once: beside slurmctld, as SlurmUser or as a job's user."""
+    from beeond_ctl import bb
+
+    return guarded(lambda: bb.run(words)) if bb.is_hook(words) else None
 
 
 def guarded(work: object) -> int:

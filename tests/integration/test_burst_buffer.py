@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from beeond_ctl import config as configuration
+from beeond_ctl.plan import Job, make_plan
+from beeond_ctl.request import decode
+from tests.integration.bb_cluster import (
+    ROOT,
+    buffers,
+    exists,
+    listing,
+    put,
+    see_that_nothing_is_left,
+    show,
+    state,
+    until_in_shell,
+    up,
+    wait_for,
+)
 from tests.testbed import Cluster, CommandError
 
 if TYPE_CHECKING:
@@ -19,40 +32,32 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).resolve().parents[2]
 VECTORS = json.loads((ROOT / "tests/vectors/directives.json").read_text())
-NODES = ("n1", "n2", "n3")
+LIMITS = "/etc/beeond-ctl/limits"
+LINE = r"#BB_LUA stage_in source=/global/alice/in\ dir destination=x"
 
 
 @pytest.fixture(scope="module")
-def bb() -> Iterator[Cluster]:
-    """A cluster with burst_buffer/lua."""
-    script = ROOT / "slurm/burst_buffer.lua"
-    with Cluster.up(f"bb{os.getpid() % 10000}", nodes=3, with_product=True, burst_buffer=script) as made:
-        made.run("login", ["sh", "-c", "mkdir 'in dir'; echo hello > 'in dir/f'"], user="alice")
+def bb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with up("bb", tmp_path_factory.mktemp("bb")) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def clean(bb: Cluster) -> Iterator[None]:
-    bb.wait_idle()
     yield
-    bb.wait_idle()
-    for node in NODES:
-        assert bb.run(node, ["ls", "-A", "/nvme/beeond"]).stdout == ""
-        assert bb.run(node, ["ls", "-A", "/run/beeond-ctl/jobs"]).stdout == ""
+    bb.run("ctl", ["scancel", "--hurry", "-u", "alice"])
+    see_that_nothing_is_left(bb)
 
 
-def until_in_shell(path: str) -> str:
-    return f"for i in $(seq 600); do [ -e {path} ] && break; sleep 0.1; done; rm -f {path}"
+def is_held(bb: Cluster, job: int) -> str:
+    """What Slurm says of a job that it holds; empty for as long as it does not."""
+    told = show(bb, job)
+    return told if "Priority=0 " in told else ""
 
 
-def wait_for(what: str, condition: Any, timeout_s: float = 20) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
+def give_up(bb: Cluster, *jobs: int) -> None:
+    bb.run("login", ["scancel", "--hurry", *map(str, jobs)], user="alice")
 
 
 def test_both_ways_to_ask_leave_the_same_request_plan_and_result(bb: Cluster) -> None:
@@ -71,19 +76,36 @@ def test_both_ways_to_ask_leave_the_same_request_plan_and_result(bb: Cluster) ->
              "--beeond-stage-out=.:/global/alice/out-%x"],
         ),
     }  # fmt: skip
-    states = {}
+    states, plans, results = {}, {}, {}
     for way, (script, arguments) in asked.items():
         job = bb.submit("alice", script, "-N3", f"--job-name={way}", *arguments)
         bb.wait_job(job, "RUNNING")
         path = f"/run/beeond-ctl/jobs/{job}/state.json"
-        state = wait_for("ready", lambda path=path: _ready(bb, path), 30)
-        states[way] = {name: state[name] for name in ("request", "config", "nodes", "node", "ran")}
+        state = wait_for("ready", partial(_ready, bb, path), 30)
+        states[way] = {name: state[name] for name in ("request", "config", "nodes", "node", "ran", "phase")}
+        plans[way] = _plan(state)
         bb.run("login", ["touch", go], user="alice")
         assert bb.wait_job(job)["JobState"] == "COMPLETED", bb.job_output(job)
         bb.wait_idle()
-        listing = bb.run("login", ["find", f"/global/alice/out-{way}", "-type", "f"]).stdout.split()
-        assert sorted(listing) == [f"/global/alice/out-{way}/made", f"/global/alice/out-{way}/x/f"]
+        find = ["find", ".", "-printf", "%P %y %m %u %s %l\\n"]
+        results[way] = sorted(bb.run("login", find, cwd=f"/global/alice/out-{way}").stdout.splitlines())
+        assert {line.split()[0] for line in results[way] if " f " in line} == {"made", "x/f"}
     assert states["directives"] == states["options"]
+    assert plans["directives"] == plans["options"]
+    assert results["directives"] == results["options"]
+
+
+def _plan(state: dict[str, Any]) -> dict[str, Any]:
+    """What each node makes of its state, but for the job's own number."""
+    job = Job(**{**state["job"], "job_id": 1})
+    plan = make_plan(
+        configuration.SiteConfig.model_validate(state["config"]),
+        decode(state["request"]),
+        job,
+        tuple(state["nodes"]),
+    )
+    names = ("backend", "targets", "meta_nodes", "target_capacity", "mount_point", "leader")
+    return {name: getattr(plan, name) for name in names}
 
 
 def _ready(bb: Cluster, path: str) -> dict[str, Any] | None:
@@ -104,51 +126,77 @@ def test_a_bad_directive_is_refused_at_the_prompt_in_the_same_words(bb: Cluster,
 
 def test_sbatch_takes_directives_from_its_command_line_and_from_a_file(bb: Cluster) -> None:
     script = '#!/bin/sh\nls "$BEEOND/x"\n'
-    line = r"#BB_LUA stage_in source=/global/alice/in\ dir destination=x"
-    assert bb.run_job("alice", script, "-N2", f"--bb={line}").split() == ["f"]
-    bb.run("login", ["tee", "/global/alice/bbf"], input=line + "\n", user="alice")
-    assert bb.run_job("alice", script, "-N2", "--bbf=/global/alice/bbf").split() == ["f"]
+    bb.run("login", ["tee", "/global/alice/bbf"], input=LINE + "\n", user="alice")
+    jobs = [
+        bb.submit("alice", script, "-N1", option) for option in (f"--bb={LINE}", "--bbf=/global/alice/bbf")
+    ]
+    for job in jobs:
+        assert bb.wait_job(job)["JobState"] == "COMPLETED"
+        assert bb.job_output(job).split() == ["f"]
 
 
 def test_srun_and_salloc_take_directives_too(bb: Cluster) -> None:
-    line = r"#BB_LUA stage_in source=/global/alice/in\ dir destination=x"
-    told = bb.run(
-        "login", ["srun", "-N2", "-n2", f"--bb={line}", "sh", "-c", "cat $BEEOND/x/f"], user="alice"
-    )
+    step = ["-n2", "sh", "-c", "cat $BEEOND/x/f"]
+    told = bb.run("login", ["srun", "-N2", f"--bb={LINE}", *step], user="alice")
     assert told.stdout.split() == ["hello", "hello"]
-    bb.wait_idle()
-    inner = ["salloc", "-N2", f"--bb={line}", "srun", "-n2", "sh", "-c", "cat $BEEOND/x/f"]
-    assert bb.run("login", inner, user="alice").stdout.split() == ["hello", "hello"]
+    bb.run("login", ["tee", "/global/alice/bbf"], input=LINE + "\n", user="alice")
+    told = bb.run("login", ["salloc", "-N2", "--bbf=/global/alice/bbf", "srun", *step], user="alice")
+    assert told.stdout.split() == ["hello", "hello"]
+    with pytest.raises(CommandError, match=r"unknown directive 'no'"):
+        bb.run("login", ["srun", "-N2", "--bb=#BB_LUA no", *step], user="alice")
 
 
-def test_a_missing_source_holds_the_job_with_a_reason_before_it_has_nodes(bb: Cluster) -> None:
-    job = bb.submit("alice", "#!/bin/sh\n#BB_LUA stage_in source=/global/nowhere/x destination=x\ntrue\n")
-    told = wait_for("held", lambda: "does" in (text := _show(bb, job)) and text)
-    assert "source '/global/nowhere/x' does not exist" in told
-    assert re.search(r"Priority=0 ", told)
-    assert re.search(r"^ +NodeList=(\(null\))?\s*$", told, re.MULTILINE)
-    bb.run("login", ["scancel", "--hurry", str(job)], user="alice")
+def test_a_wrong_source_holds_the_job_with_a_reason_before_it_has_nodes(bb: Cluster) -> None:
+    private = "mkdir -p bad/d; echo x >bad/d/f; echo y >bad/no; head -c 3000000 /dev/zero | tr '\\0' x >big"
+    bb.run("login", ["sh", "-c", private], user="alice")
+    bb.run("login", ["sh", "-c", "cd /global/alice/bad; chown root d no; chmod go= d no"])
+    words = {
+        "source=/global/nowhere/x": "source '/global/nowhere/x' does not exist",
+        "source=/global/alice/gone": "source '/global/alice/gone' does not exist",
+        "source=/global/%u/bad": "source '/global/alice/bad' has 2 entries that cannot be read (",
+        "source=/global/bob/x": "source '/global/bob/x' cannot be read: Permission denied",
+        "source=/global/alice/big": "the sources hold 2.9MiB in 1 files, and capacity=1MiB was asked for",
+    }
+    head = "#!/bin/sh\n#BB_LUA beeond capacity=1MiB pool=beeond\n"
+    jobs = {
+        bb.submit("alice", f"{head}#BB_LUA stage_in {source} destination=x\ntrue\n"): told
+        for source, told in words.items()
+    }
+    for job, told in jobs.items():
+        text = wait_for(told, partial(is_held, bb, job))
+        assert f"data_in: #BB_LUA stage_in: {told}" in text
+        assert re.search(r"^ +NodeList=(\(null\))?( |$)", text, re.MULTILINE)
+        assert "slurm_bb_setup" not in text
+    give_up(bb, *jobs)
 
 
-def _show(bb: Cluster, job: int) -> str:
-    return bb.run("ctl", ["scontrol", "show", "job", str(job)]).stdout
-
-
-def test_what_only_the_user_may_see_is_left_to_the_prolog_which_fails_the_job_and_drains_nothing(
-    bb: Cluster,
-) -> None:
-    job = bb.submit(
-        "alice", "#!/bin/sh\n#BB_LUA stage_in source=/global/alice/gone destination=x\ntrue\n", "-N2"
-    )
-    assert bb.wait_job(job)["JobState"] == "FAILED"
+def test_where_nobody_may_look_as_the_user_the_prolog_fails_the_job_and_drains_nothing(bb: Cluster) -> None:
+    kept = bb.read("ctl", LIMITS)
+    put(bb, LIMITS, kept.replace("as-user yes", "as-user no"), "0644")
+    try:
+        script = "#!/bin/sh\n#BB_LUA stage_in source=/global/alice/gone destination=x\ntrue\n"
+        job = bb.submit("alice", script, "-N2")
+        assert bb.wait_job(job)["JobState"] == "FAILED"
+    finally:
+        put(bb, LIMITS, kept, "0644")
     assert "/global/alice/gone" in bb.job_output(job)
     bb.wait_idle()
 
 
-def test_a_backend_that_the_site_has_not_holds_the_job_with_the_words_of_the_prompt(bb: Cluster) -> None:
-    job = bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond backend=lustre\ntrue\n")
-    wait_for("held", lambda: "backend=lustre is not offered here" in _show(bb, job))
-    bb.run("login", ["scancel", "--hurry", str(job)], user="alice")
+def test_what_the_site_does_not_offer_is_refused_at_the_prompt_as_with_the_option(bb: Cluster) -> None:
+    for key in ("backend=lustre", "mount=/elsewhere", "stripe-count=3"):
+        told = []
+        for arguments in ([f"--bb=#BB_LUA beeond {key}"], [f"--beeond={key}"]):
+            with pytest.raises(CommandError) as caught:
+                bb.submit("alice", "#!/bin/sh\ntrue\n", *arguments)
+            found = re.search(rf"(?:#BB_LUA |--)beeond: ({key.split('=')[0]}.*)", caught.value.stderr)
+            assert found, caught.value.stderr
+            told.append(found[1])
+        assert told[0] == told[1]
+    with pytest.raises(
+        CommandError, match="capacity=13GiB is more than all nodes have together, which is 12G"
+    ):
+        bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond capacity=13GiB pool=beeond\ntrue\n")
 
 
 def test_asking_in_both_ways_at_once_fails_the_job_and_drains_nothing(bb: Cluster) -> None:
@@ -168,69 +216,99 @@ def test_the_comment_of_the_user_is_kept(bb: Cluster) -> None:
     assert bb.job(job)["Comment"] == "for the paper beeond:directives"
 
 
-def test_each_job_of_an_array_has_an_instance(bb: Cluster) -> None:
+def test_each_task_of_an_array_has_an_instance_of_its_own(bb: Cluster) -> None:
     script = (
-        '#!/bin/sh\n#BB_LUA stage_out source=. destination=/global/alice/array/%A-%a\ndate > "$BEEOND/f"\n'
+        "#!/bin/sh\n#BB_LUA stage_in source=/global/alice/in\\ dir destination=x\n"
+        "#BB_LUA stage_out source=. destination=/global/alice/array/%A-%a\n"
+        'ls "$BEEOND" >"$BEEOND/had"; echo $SLURM_ARRAY_TASK_ID >"$BEEOND/task"\n'
     )
-    bb.submit("alice", script, "-N1", "--array=1-3")
+    array = bb.submit("alice", script, "-N1", "--array=1,2,5%2")
     wait_for("end", lambda: bb.run("ctl", ["squeue", "-h"]).stdout == "", 60)
-    bb.wait_idle()
-    found = bb.run("login", ["find", "/global/alice/array", "-type", "f", "-printf", "%f %h\n"]).stdout
-    assert (
-        re.sub(r"/array/\d+-", "/array/N-", found).split("\n")[:-1]
-        == [f"f /global/alice/array/N-{task}" for task in ("1", "2", "3")]
-        or len(found.splitlines()) == 3
+    assert listing(bb, "/global/alice/array") == [f"{array}-{task}" for task in (1, 2, 5)]
+    for task in (1, 2, 5):
+        told = bb.run(
+            "login", ["cat", "had", "task", "x/f"], cwd=f"/global/alice/array/{array}-{task}"
+        ).stdout
+        assert told.split() == ["had", "x", str(task), "hello"]
+
+
+def test_each_part_of_a_heterogeneous_job_has_an_instance_of_its_own(bb: Cluster) -> None:
+    script = (
+        "#!/bin/sh\n#SBATCH -N1\n#BB_LUA stage_out source=. destination=/global/alice/het/one\n"
+        "#SBATCH hetjob\n#SBATCH -N2\n#BB_LUA stage_out source=. destination=/global/alice/het/two\n"
+        "srun --het-group=0,1 sh -c 'date >$BEEOND/$SLURM_PROCID'\n"
     )
+    job = bb.submit("alice", script)
+    wait_for("end", lambda: bb.run("ctl", ["squeue", "-h"]).stdout == "", 60)
+    assert "JobState=COMPLETED" in show(bb, job), show(bb, job)
+    assert [listing(bb, f"/global/alice/het/{part}") for part in ("one", "two")] == [["0"], ["1", "2"]]
 
 
-def test_a_cancelled_job_leaves_nothing_whatever_state_it_is_in(bb: Cluster) -> None:
-    script = "#!/bin/sh\n#BB_LUA stage_out source=. destination=/global/alice/cancelled\nsleep 60\n"
-    pending = bb.submit("alice", script, "-N3", "--begin=now+1hour")
-    bb.run("login", ["scancel", str(pending)], user="alice")
-    early = bb.submit("alice", script, "-N3")
-    bb.run("login", ["scancel", str(early)], user="alice")
-    for wanted in ("CONFIGURING", "RUNNING"):
-        job = bb.submit("alice", script, "-N3")
-        wait_for(wanted, lambda job=job, wanted=wanted: bb.job(job)["JobState"] in {wanted, "RUNNING"})
-        bb.run("login", ["scancel", str(job)], user="alice")
-        assert bb.wait_job(job)["JobState"] == "CANCELLED"
-        bb.wait_idle()
-    assert bb.run("ctl", ["squeue", "-h"]).stdout == ""
+def test_jobs_that_begin_later_or_after_others_get_theirs_then(bb: Cluster) -> None:
+    script = "#!/bin/sh\n#BB_LUA stage_in source=/global/alice/made destination=x\ncat $BEEOND/x/f\n"
+    makes = "#!/bin/sh\n#BB_LUA stage_out source=. destination=/global/alice/made\necho made >$BEEOND/f\n"
+    first = bb.submit("alice", makes, "-N1", "--begin=now+2")
+    after = bb.submit("alice", script, "-N1", f"--dependency=afterok:{first}")
+    never = bb.submit("alice", script, "-N1", f"--dependency=afternotok:{first}", "--kill-on-invalid-dep=yes")
+    later = bb.submit("alice", script, "-N1", "--begin=now+1hour")
+    assert bb.wait_job(after)["JobState"] == "COMPLETED", show(bb, after)
+    assert bb.job_output(after) == "made\n"
+    assert bb.wait_job(never)["JobState"] == "CANCELLED"
+    assert state(bb, later) == "pending"
+    bb.run("login", ["scancel", str(later)], user="alice")
 
 
-def test_a_restart_of_slurmctld_loses_no_job(bb: Cluster) -> None:
-    go = "/global/alice/go-on"
-    bb.run("login", ["rm", "-f", "/global/alice/begun"])
-    head = "#!/bin/sh\n#BB_LUA stage_out source=. destination=/global/alice/restarted\n"
-    script = f"{head}touch /global/alice/begun\n{until_in_shell(go)}\ndate > $BEEOND/f\n"
-    job = bb.submit("alice", script, "-N2")
-    wait_for("begin", lambda: bb.run("login", ["ls", "/global/alice/begun"], check=False).returncode == 0)
-    pid = bb.read("ctl", "/run/slurm/slurmctld.pid")
-    with ThreadPoolExecutor() as pool:
-        restarted = pool.submit(bb.restart_slurm)  # returns when all nodes are idle again
-        wait_for("restart", lambda: _slurmctld_is_another(bb, pid))
-        bb.run("login", ["touch", go], user="alice")
-        restarted.result()
-    assert bb.wait_job(job)["JobState"] == "COMPLETED"
-    bb.wait_idle()
-    assert bb.run("login", ["ls", "/global/alice/restarted"]).stdout == "f\n"
+def test_capacity_is_scheduled_and_given_back(bb: Cluster) -> None:
+    wants = "#!/bin/sh\n#BB_LUA beeond capacity={} pool=beeond\n"
+    go = wants + until_in_shell("/global/alice/go-pool") + "\n"
+    large = bb.submit("alice", go.format("6GiB"), "-N3")
+    bb.wait_job(large, "RUNNING")
+    waits = bb.submit("alice", wants.format("7GiB") + "true\n", "-N3", "-t1")
+    fits = bb.submit("alice", wants.format("3GiB") + "true\n", "-N1", "-t1")
+    assert bb.wait_job(fits)["JobState"] == "COMPLETED"
+    assert bb.job(waits)["JobState"] == "PENDING"
+    assert "BurstBuffer" in bb.job(waits)["Reason"]
+    bb.run("login", ["scancel", str(large)], user="alice")
+    assert bb.wait_job(waits)["JobState"] == "COMPLETED"
+    see_that_nothing_is_left(bb)
+    assert re.search(r"PoolName.*TotalSpace=12GiB FreeSpace=12GiB UsedSpace=0", _burst(bb))
+
+
+def _burst(bb: Cluster) -> str:
+    return bb.run("ctl", ["scontrol", "show", "burst"]).stdout
+
+
+def test_two_hundred_jobs_at_once_pass_the_hooks(bb: Cluster) -> None:
+    script = (
+        "#!/bin/sh\n#BB_LUA beeond capacity=1MiB pool=beeond\n"
+        '#BB_LUA stage_out source=. destination=/global/alice/many/%x\necho $SLURM_JOB_NAME >"$BEEOND/f"\n'
+    )
+    blocking = bb.submit(
+        "alice", f"#!/bin/sh\n{until_in_shell('/global/alice/go')}\n", "-N3", "--exclusive", "-t10"
+    )
+    bb.run("login", ["tee", "many.sh"], input=script, user="alice")
+    loop = "for i in $(seq 200); do sbatch --parsable -N1 -t1 --job-name=$i many.sh; done"
+    jobs = [int(job) for job in bb.run("login", ["sh", "-c", loop], user="alice").stdout.split()]
+    states = ["squeue", "-h", "-u", "alice", "-O", "BurstBufferState:.20"]
+    wait_for("staged in", lambda: bb.run("ctl", states).stdout.split().count("staged-in") == 200, 60)
+    assert len(buffers(bb)) == 200
+    bb.run("login", ["sh", "-c", "xargs scancel; touch go"], input=" ".join(map(str, jobs[6:])), user="alice")
+    for job in (blocking, *jobs[:6]):
+        assert bb.wait_job(job)["JobState"] == "COMPLETED"
+    see_that_nothing_is_left(bb)
+    assert listing(bb, "/global/alice/many") == [str(number) for number in range(1, 7)]
 
 
 def test_a_job_whose_mark_was_lost_fails_rather_than_run_without_its_instance(bb: Cluster) -> None:
     go = "/global/alice/go-first"
-    bb.submit("alice", f"#!/bin/sh\n{until_in_shell(go)}\n", "-N3", "--exclusive")
-    job = bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond\ntouch /global/alice/ran\n", "-N2")
-    wait_for("staged in", lambda: "BurstBufferState=staged-in" in _show(bb, job))
+    bb.submit("alice", f"#!/bin/sh\n{until_in_shell(go)}\n", "-N3", "--exclusive", "-t10")
+    job = bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond\ntouch /global/alice/ran\n", "-N2", "-t1")
+    wait_for("staged in", lambda: "BurstBufferState=staged-in" in show(bb, job))
     bb.run("login", ["scontrol", "update", f"JobId={job}", "Comment=mine"], user="alice")
     bb.run("login", ["touch", go], user="alice")
     assert bb.wait_job(job)["JobState"] == "FAILED"
     assert "there is none on this node" in bb.job_output(job)
-    assert bb.run("login", ["ls", "/global/alice/ran"], check=False).returncode != 0
-
-
-def _slurmctld_is_another(bb: Cluster, pid: str) -> bool:
-    answers = bb.run("ctl", ["scontrol", "ping"], check=False).returncode == 0
-    return answers and bb.run("ctl", ["cat", "/run/slurm/slurmctld.pid"], check=False).stdout not in {"", pid}
+    assert not exists(bb, "/global/alice/ran")
 
 
 def test_data_that_was_kept_is_told_to_slurm_and_recovered(bb: Cluster) -> None:
@@ -238,15 +316,15 @@ def test_data_that_was_kept_is_told_to_slurm_and_recovered(bb: Cluster) -> None:
     head = "#!/bin/sh\n#BB_LUA stage_out source=. destination=/global/alice/ro/x\n"
     script = f"{head}date > $BEEOND/f\ntouch /global/alice/begun\n{until_in_shell('/global/alice/go')}\n"
     job = bb.submit("alice", script, "-N2")
-    wait_for("begin", lambda: bb.run("login", ["ls", "/global/alice/begun"], check=False).returncode == 0)
+    wait_for("begin", lambda: exists(bb, "/global/alice/begun"))
     bb.readonly("/global/alice/ro")
     try:
         bb.run("login", ["touch", "/global/alice/go"], user="alice")
-        told = wait_for("told", lambda: "data kept on n[1-2]" in (text := _show(bb, job)) and text, 40)
+        told = wait_for("told", lambda: "data kept on n[1-2]" in (text := show(bb, job)) and text, 40)
     finally:
         bb.writable("/global/alice/ro")
     assert f"beeond-ctl recover {job}" in told
     bb.run("ctl", ["beeond-ctl", "recover", str(job), "--nodes", "n[1-2]"])
     assert bb.run("login", ["ls", "/global/alice/ro/x"]).stdout == "f\n"
     bb.run("ctl", ["scancel", "--hurry", str(job)])
-    wait_for("complete", lambda: "BurstBufferState=complete" in _show(bb, job))
+    wait_for("complete", lambda: "BurstBufferState=complete" in show(bb, job))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,16 +67,45 @@ def test_a_node_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Clu
     assert "n3 did not come" in told
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_host_key_that_is_not_known_is_refused_and_named(cluster: Cluster, launcher: str) -> None:
-    kept = cluster.read("ctl", "/etc/ssh/ssh_known_hosts")
-    without = "".join(line for line in kept.splitlines(keepends=True) if not line.startswith("n2,"))
-    cluster.run("ctl", ["tee", "/etc/ssh/ssh_known_hosts"], input=without)
+def test_each_cause_why_nodes_are_not_reached_is_told_once_and_alike_over_both_launchers(
+    cluster: Cluster,
+) -> None:
+    files = {"/etc/hosts": "ctl", "/etc/ssh/ssh_known_hosts": "ctl", "/root/.ssh/authorized_keys": "n3"}
+    kept = {path: cluster.read(node, path) for path, node in files.items()}
+    address = {line.split()[1]: line.split()[0] for line in kept["/etc/hosts"].splitlines()}
+    key = kept["/etc/ssh/ssh_known_hosts"].split()[2]
+    wrong = cluster.run("n1", ["ssh-keygen", "-y", "-f", "/root/.ssh/id_ed25519"]).stdout.split()[1]
+    # Names, where they lead, and the key that is known of them.
+    ranges = {
+        "host key is not known": (range(1, 21), address["n1"], None),
+        "host key is not the known one": (range(21, 41), address["n1"], wrong),
+        "cannot be reached: No route to host": (range(41, 51), "10.77.9.9", key),
+        "login of root by key was refused": (range(51, 56), address["n3"], key),
+        "cannot be reached: no answer within 10 s": (range(56, 61), address["n2"], key),
+    }
+    hosts, keys = kept["/etc/hosts"], kept["/etc/ssh/ssh_known_hosts"]
+    for numbers, where, known in ranges.values():
+        hosts += "".join(f"{where} f{number}\n" for number in numbers)
+        keys += "".join(f"f{number} ssh-ed25519 {known}\n" for number in numbers if known)
+    cluster.run("ctl", ["tee", "/etc/hosts"], input=hosts)
+    cluster.run("ctl", ["tee", "/etc/ssh/ssh_known_hosts"], input=keys)
+    cluster.run("n3", ["tee", "/root/.ssh/authorized_keys"], input="")
+    cluster.freeze("n2", "sshd.*listener")
+    words = ("down", "1000000001", "--nodes", "f[1-60],n1", "--launcher")
     try:
-        told = beeond(cluster, "up", "-w", "n2", "--user", "alice", "--launcher", launcher, code=1)
+        with ThreadPoolExecutor() as pool:
+            told = list(pool.map(lambda launcher: beeond(cluster, *words, launcher, code=1), LAUNCHERS))
     finally:
-        cluster.run("ctl", ["tee", "/etc/ssh/ssh_known_hosts"], input=kept)
-    assert re.search(r"^n2: .*[Hh]ost key", told, re.MULTILINE)
+        cluster.thaw("n2", "sshd.*listener")
+        for path, node in files.items():
+            cluster.run(node, ["tee", path], input=kept[path])
+    assert sorted(told[0].splitlines()) == sorted(told[1].splitlines())
+    lines = dict(line.split(": ", 1) for line in told[0].splitlines())
+    assert len(lines) == 7
+    assert lines["n1"] == "done"
+    for cause, (numbers, _, _) in ranges.items():
+        assert lines[f"f[{numbers[0]}-{numbers[-1]}]"].startswith(cause)
+    assert "is not down on f[1-60]" in lines["beeond-ctl"]
 
 
 def test_a_missing_source_is_told_once_and_nothing_is_left(cluster: Cluster) -> None:
@@ -91,6 +121,26 @@ def test_a_missing_source_is_told_once_and_nothing_is_left(cluster: Cluster) -> 
         code=1,
     )
     assert "/global/alice/nowhere" in told
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_data_that_down_could_not_prove_is_kept_and_staged_out_by_the_next_one_or_by_recover(
+    cluster: Cluster, launcher: str
+) -> None:
+    out = f"/global/alice/kept-{launcher}"
+    cluster.run("login", ["sh", "-c", f"rm -rf {out}; mkdir {out}"], user="alice")
+    options = ["--user", "alice", "--beeond-stage-out", f".:{out}/x", "--launcher", launcher]
+    run_id, point = beeond(cluster, "up", "-w", "n[1-2]", *options).split()
+    cluster.run("n2", ["tee", f"{point}/f"], input="mine\n", user="alice")
+    cluster.readonly(out)
+    try:
+        told = beeond(cluster, "down", run_id, "-w", "n[1-2]", "--launcher", launcher, code=1)
+    finally:
+        cluster.writable(out)
+    assert "n[1-2]: data kept, stage-out is not proved" in told
+    again = ["down", run_id, "--launcher", launcher] if launcher == "pdsh" else ["recover", run_id]
+    beeond(cluster, *again, "-w", "n[1-2]")
+    assert cluster.run("login", ["cat", f"{out}/x/f"]).stdout == "mine\n"
 
 
 def test_down_leaves_jobs_of_slurm_alone(cluster: Cluster) -> None:

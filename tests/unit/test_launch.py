@@ -37,7 +37,38 @@ def test_what_pdsh_prints_is_told_of_the_node_that_said_it() -> None:
     stderr = "n3: Host key verification failed.\npdsh@head: n3: ssh exited with exit code 255\n"
     answers = _read_pdsh(["n1", "n2", "n3"], stdout, stderr)
     assert [(answer.node, answer.code) for answer in answers] == [("n1", 0), ("n2", 1), ("n3", None)]
-    assert "Host key verification failed." in answers[2].output
+    assert answers[2].output.startswith("host key is not known; ")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("No ED25519 host key is known for n1 and you have requested strict checking.\r\nHost key verification failed.",
+         "host key is not known; "),
+        ("@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\nHost key verification failed.",
+         "host key is not the known one; "),
+        ("root@n1: Permission denied (publickey).", "login of root by key was refused; "),
+        ("ssh: connect to host n1 port 22: No route to host", "cannot be reached: No route to host"),
+        ("ssh: connect to host n1 port 22: Connection timed out", "cannot be reached: no answer within"),
+        ("Connection timed out during banner exchange", "cannot be reached: no answer within"),
+        ("ssh: Could not resolve hostname n1: Name or service not known",
+         "cannot be reached: Name or service not known"),
+    ],
+)  # fmt: skip
+def test_why_a_node_is_not_reached_is_told_in_words_that_fold(said: str, told: str) -> None:
+    stderr = "".join(
+        f"n1: {line}\n" for line in [*said.split("\n"), "pdsh@head: n1: ssh exited with exit code 255"]
+    )
+    (answer,) = _read_pdsh(["n1"], "", stderr)
+    assert answer.code is None
+    assert answer.output.startswith(told)
+    assert "n1" not in answer.output
+
+
+def test_what_a_command_says_is_told_as_it_is() -> None:
+    stdout = "n1: ssh: connect to host n2 port 22: No route to host\nn1: beeond-ctl-exit=1\n"
+    (answer,) = _read_pdsh(["n1"], stdout, "")
+    assert answer == Answer("n1", 1, "ssh: connect to host n2 port 22: No route to host")
 
 
 def test_host_files_of_mpi_are_read_too() -> None:

@@ -1,0 +1,88 @@
+"""What a site does not offer is refused by Slurm's Lua at the prompt, in the words of the nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from beeond_ctl.config import parse
+from beeond_ctl.directives import parse_directives
+from beeond_ctl.errors import RequestError
+from beeond_ctl.limits import make_limits
+from beeond_ctl.plan import check_request
+
+ROOT = Path(__file__).resolve().parents[2]
+LUAS = [name for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "luajit") if shutil.which(name)]
+
+SITES = {
+    "default": "",
+    "mounts": '[mount]\nchoices = ["/scratch x", "/m%1"]\n',
+    "beegfs": '[backend]\ndefault = "beegfs"\nallowed = ["beegfs"]\n[beegfs]\ninterfaces = ["ib0", "ib1"]\n',
+    "all": '[backend]\nallowed = ["beegfs", "glusterfs", "local"]\n[beegfs]\ninterfaces = ["ib0"]\nlicensed = true\n',
+}
+ASKED = [
+    "", "backend=lustre", "backend=beegfs", "backend=local", "backend=glusterfs meta=2", "meta=all", "stripe-count=4",
+    "storage=2", "stripe-dirs=1+2", "chunk-size=1MiB", "mirror=yes", "mirror", "mirror=no", "mirror=0",
+    "prefer-local=yes",
+    "backend=beegfs mirror=yes prefer-local=1", "backend=beegfs mirror=yes", "interfaces=ib0", "interfaces=ib0+eth9",
+    "backend=beegfs interfaces=ib0+eth9", "mount=/scratch\\ x", "mount=/scratch\\ x/", "mount=/m%1", "mount=/x{value}",
+    "mount=/elsewhere/", "capacity=1GiB",
+]  # fmt: skip
+
+
+def lua(program: str, lines: list[str], *arguments: str) -> str:
+    argv = [program, str(ROOT / "tests/vectors/check.lua"), str(ROOT / "slurm/burst_buffer.lua"), *arguments]
+    script = "\n".join(["#!/bin/sh", *lines, "true", ""])
+    return os.fsdecode(
+        subprocess.run(argv, input=os.fsencode(script), capture_output=True, check=True).stdout
+    )
+
+
+@pytest.mark.parametrize("program", LUAS)
+@pytest.mark.parametrize("site", SITES)
+def test_lua_refuses_what_the_site_does_not_offer_in_the_words_of_the_nodes(
+    tmp_path: Path, program: str, site: str
+) -> None:
+    config = parse(SITES[site])
+    limits = tmp_path / "limits"
+    limits.write_text(make_limits(config))
+    refused = 0
+    for words in ASKED:
+        lines = [f"#BB_LUA beeond {words}"]
+        try:
+            check_request(config, parse_directives(lines))
+            expected = ""
+        except RequestError as error:
+            expected = str(error).replace("--beeond:", "#BB_LUA beeond:", 1)
+            refused += 1
+        assert (words, lua(program, lines, str(limits))) == (words, expected)
+    assert 3 < refused < len(ASKED)
+
+
+@pytest.mark.parametrize("program", LUAS)
+def test_a_line_that_takes_a_key_back_is_heard(tmp_path: Path, program: str) -> None:
+    limits = tmp_path / "limits"
+    limits.write_text(make_limits(parse("")))
+    both = ["#BB_LUA beeond backend=lustre", "#BB_LUA beeond backend=glusterfs"]
+    assert lua(program, both, str(limits)) == ""
+    assert "lustre is not offered" in lua(program, both[::-1], str(limits))
+
+
+@pytest.mark.parametrize("program", LUAS)
+def test_more_than_all_nodes_have_is_refused(tmp_path: Path, program: str) -> None:
+    limits = tmp_path / "limits"
+    limits.write_text(make_limits(parse("")))
+    assert lua(program, ["#BB_LUA beeond capacity=2TiB"], str(limits), "2TiB") == ""
+    told = lua(program, ["#BB_LUA beeond capacity=2049GiB"], str(limits), "2TiB")
+    assert told == (
+        "#BB_LUA beeond: capacity=2049GiB is more than all nodes have together, which is 2TiB; ask for less"
+    )
+
+
+def test_what_the_hooks_need_to_know_stands_in_the_limits_too() -> None:
+    lines = make_limits(parse('[slurm]\npath = ["/a", "/b"]\nlook_as_user = true\n[deadlines]\nlook = 7\n'))
+    assert {"path /a:/b", "look 7", "as-user yes"} <= set(lines.splitlines())
