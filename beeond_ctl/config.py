@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -21,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from beeond_ctl import overrides
 from beeond_ctl.errors import ConfigError
 from beeond_ctl.units import parse_size
 
@@ -76,6 +78,15 @@ Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
 
+def _device(text: str) -> str:
+    if not text.startswith("/dev/") or "/../" in text:
+        raise ValueError("want a block device such as /dev/nvme1n1")
+    return text
+
+
+BlockDevice = Annotated[str, AfterValidator(_absolute), AfterValidator(_device)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,10 +94,16 @@ class _Section(BaseModel):
 class Storage(_Section):
     """Where the data of an instance lies on each node."""
 
-    kind: Literal["directory", "image"] = Field(
+    kind: Literal["directory", "image", "device"] = Field(
         "directory",
         description="directory: a directory per job on an existing file system. image: a file of fixed size "
-        "per job, with a file system in it, which limits what the job can take",
+        "per job, with a file system in it, which limits what the job can take. device: whole devices, one job at a "
+        "time on each, with a file system that is made for the job and erased after it",
+    )
+    devices: Annotated[list[BlockDevice], Field(max_length=12)] = Field(
+        [],
+        description="of kind device, instead of paths: empty block devices, such as /dev/nvme1n1, for beeond-ctl "
+        "alone; one that carries anything else is not touched",
     )
     paths: Annotated[list[OwnDirectory], Field(min_length=1, max_length=12)] = Field(
         ["/nvme/beeond"],
@@ -96,10 +113,23 @@ class Storage(_Section):
         None,
         description="size of each image where the user asks for none; default: 90 % of what is free at the job's start",
     )
+    without: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.*?\[\]!-]{1,64}$")]] = Field(
+        [],
+        description="names of nodes that have none of these directories, with * ? [..] as in a shell: "
+        "they mount, and serve nothing",
+    )
     wipe: Literal["delete", "discard", "zero"] = Field(
         "delete",
         description="delete: unlink. discard: unlink, then free the device's blocks. zero: overwrite, then unlink",
     )
+
+    @model_validator(mode="after")
+    def _devices_for_their_kind(self) -> Self:
+        if (self.kind == "device") != bool(self.devices):
+            raise ValueError("devices belong to kind = 'device'; name both or none")
+        if len({device.rpartition("/")[2] for device in self.devices}) != len(self.devices):
+            raise ValueError("devices must differ in the last part of their names")
+        return self
 
 
 class Mount(_Section):
@@ -157,6 +187,9 @@ class BeeGFS(_Section):
         8 * 1024**3,
         description="space for a metadata server on the first of storage.paths; a million files take about 1 GiB",
     )
+    storage: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        "all", description="storage servers where the user asks for no number; all: one on every node"
+    )
     stripe_count: Annotated[int, Field(ge=1, le=255)] = Field(
         4, description="targets that one file is spread over where the user asks for no number; at most all"
     )
@@ -166,16 +199,49 @@ class BeeGFS(_Section):
     stripe_directories: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=16)] = Field(
         [], description="make directories stripe_N, spread over N targets, for each N named here"
     )
+    prefer_local: bool = Field(
+        False,
+        description="new files on the targets of the node that makes them, where the user does not say",
+    )
     interfaces: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,15}$")]] = Field(
-        [], description="network interfaces to use, best first; none: all"
+        [], description="network interfaces to use, best first, and those users may choose from; none: all"
     )
     rdma: bool = Field(False, description="use RDMA where both sides have it")
+    licensed: bool = Field(
+        False,
+        description="the site has the licence that BeeGFS asks for mirroring and storage pools; users may then "
+        "ask for mirror=yes",
+    )
+    pools: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")], list[OwnDirectory]] = Field(
+        {},
+        description="storage pools: which of storage.paths each has; a directory of the pool's name is made. "
+        "What is in none, or in one called default, is in BeeGFS's own",
+    )
+    pool_file: AbsolutePath | None = Field(
+        None, description="a file as BeeOND's -t takes it, in place of pools: lines NAME:PATH,PATH"
+    )
+    settings: dict[str, dict[str, Any]] = Field(
+        {},
+        description="further settings of BeeGFS's programs: mgmtd, meta, storage, client and helperd have a table each",
+    )
+    conf_dir: AbsolutePath | None = Field(
+        None,
+        description="a directory as BeeOND's -f takes it: beegfs-PROGRAM.conf, and beegfs-mgmtd.toml of version 8; "
+        "what settings says wins",
+    )
 
     @field_validator("chunk_size")
     @classmethod
     def _power_of_two(cls, value: int) -> int:
         if value < 64 * 1024 or value & (value - 1):
             raise ValueError("want a power of two of at least 64KiB, such as 1MiB")
+        return value
+
+    @field_validator("settings")
+    @classmethod
+    def _known_settings(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for program, settings in value.items():
+            overrides.check(program, settings)
         return value
 
     @field_validator("meta_size")
@@ -195,6 +261,9 @@ class Deadlines(_Section):
     silence: Seconds = Field(10, description="for a sign of life from a node while others wait for it")
     stall: Seconds = Field(600, description="for any progress of a stage-in or stage-out")
     wipe: Seconds = Field(600, description="for wiping a node's targets")
+    look: Seconds = Field(
+        20, description="for looking at the sources of a pending job that has #BB_LUA directives"
+    )
 
 
 class Staging(_Section):
@@ -216,6 +285,20 @@ class Slurm(_Section):
         True,
         description="return a node to service after `recover`, if the drain reason is the one beeond-ctl set",
     )
+    tell_in_output: bool = Field(
+        True,
+        description="append a line to the job's output, as its user, that says what became of the stage-out",
+    )
+    tell_in_accounting: bool = Field(
+        False,
+        description="put the same line into AdminComment of the job's record in slurmdbd, by sacctmgr as root on the "
+        "job's first node; replaces what is there",
+    )
+    look_as_user: bool = Field(
+        False,
+        description="on the hosts of slurmctld, sudo lets SlurmUser run `beeond-ctl bb data_in` as any user: sources "
+        "of pending jobs are looked at as their users; see docs/burst-buffer.md",
+    )
 
 
 class Paths(_Section):
@@ -231,6 +314,51 @@ class Paths(_Section):
     log: OwnDirectory = Field("/var/log/beeond-ctl", description="event logs, one per job")
 
 
+class Report(_Section):
+    """Where `beeond-ctl report` finds what happened to a job. Without it only root can ask, node by node over ssh."""
+
+    directory: OwnDirectory | None = Field(
+        None,
+        description="a directory of root's on global storage: each node puts its events of an ended job there, "
+        "for the job's user and root to read",
+    )
+
+
+class Metrics(_Section):
+    """Numbers for Prometheus."""
+
+    directory: AbsolutePath | None = Field(
+        None,
+        description="the text-file collector's directory of node_exporter, on each node; beeond_ctl.prom is kept there",
+    )
+
+
+class Sweep(_Section):
+    """What `beeond-ctl sweep` does with what is old."""
+
+    kept_days: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="days that kept data may wait for `recover`; after that, sweep reports it and exits with 1. "
+        "Default: for ever",
+    )
+    remove_expired: bool = Field(
+        False,
+        description="wipe kept data that is older than kept_days, without staging it out",
+    )
+    log_days: Annotated[float, Field(ge=1)] = Field(
+        90,
+        description="days after which a job's event log is removed; `recover` reads the proof of a stage-out in it",
+    )
+
+    @model_validator(mode="after")
+    def _an_age_to_remove_by(self) -> Self:
+        if self.remove_expired and self.kept_days is None:
+            raise ValueError(
+                "sweep.remove_expired needs sweep.kept_days, the age after which data is given up"
+            )
+        return self
+
+
 class SiteConfig(_Section):
     """Everything a site decides."""
 
@@ -243,6 +371,32 @@ class SiteConfig(_Section):
     staging: Staging = Staging()
     slurm: Slurm = Slurm()
     paths: Paths = Paths()
+    report: Report = Report()
+    metrics: Metrics = Metrics()
+    sweep: Sweep = Sweep()
+
+    @model_validator(mode="after")
+    def _pools_of_known_targets(self) -> Self:
+        pools = self.beegfs.pools
+        used = [path for paths in pools.values() for path in paths]
+        for path in used:
+            if path not in {*self.bases, *self.storage.devices}:
+                raise ValueError(f"beegfs.pools: {path} is not one of storage.paths")
+            if used.count(path) > 1:
+                raise ValueError(f"beegfs.pools: {path} is in two pools")
+        if pools and not self.beegfs.licensed:
+            raise ValueError(
+                "beegfs.pools: storage pools need a licence of BeeGFS; set beegfs.licensed if there is one"
+            )
+        return self
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Where the targets' directories are made on a node: one for each device."""
+        if self.storage.kind == "device":
+            names = (device.rpartition("/")[2] for device in self.storage.devices)
+            return tuple(f"{self.paths.run}/devices/{name}" for name in names)
+        return tuple(self.storage.paths)
 
     @model_validator(mode="after")
     def _no_place_in_another(self) -> Self:
@@ -272,10 +426,22 @@ def parse(text: str, name: str = str(DEFAULT_PATH)) -> SiteConfig:
 
 
 def load(path: Path = DEFAULT_PATH) -> SiteConfig:
-    """The configuration in the file `path`.
+    """The configuration in the file `path`, with the files for BeeGFS that it names.
 
-    As root, only a file that nobody else may write is taken. Raises ConfigError.
+    As root, only files that nobody else may write are taken. Raises ConfigError.
     """
+    try:
+        text = _read_own(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; make it, empty for all defaults, and run `beeond-ctl check`"
+        ) from None
+    config = parse(text, str(path))
+    return _with_files(config) if config.beegfs.conf_dir or config.beegfs.pool_file else config
+
+
+def _read_own(path: Path) -> str:
+    """The text of a file of root's. Raises ConfigError, and FileNotFoundError."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -283,11 +449,41 @@ def load(path: Path = DEFAULT_PATH) -> SiteConfig:
                 raise ConfigError(
                     f"{path}: others than root may write it; run `chown root {path}; chmod 644 {path}`"
                 )
-            text = file.read().decode()
+            return file.read().decode()
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file; copy docs/config.example.toml there and run `beeond-ctl check`"
-        ) from None
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return parse(text, str(path))
+
+
+def _with_files(config: SiteConfig) -> SiteConfig:
+    """`config` with what the files that it names say: from here on it is all in the one value, and in each record."""
+    found: dict[str, dict[str, Any]] = {}
+    directory, data = config.beegfs.conf_dir, config.model_dump()
+    path = directory or ""
+    try:
+        if directory:
+            os.stat(directory)  # one that is not there is a mistake, not an empty one
+        for program in overrides.PROGRAMS if directory else ():
+            for suffix, read in (("conf", overrides.parse_conf), ("toml", tomllib.loads)):
+                path = f"{directory}/beegfs-{program}.{suffix}"
+                if suffix == "conf" or program == "mgmtd":
+                    with suppress(FileNotFoundError):
+                        found.setdefault(program, {}).update(read(_read_own(Path(path))))
+        if config.beegfs.pool_file is not None:
+            path = config.beegfs.pool_file
+            pools = overrides.parse_pools(_read_own(Path(path)))
+            data["beegfs"] |= {"pools": pools, "pool_file": None}
+        for program, settings in config.beegfs.settings.items():
+            found.setdefault(program, {}).update(settings)
+        path = directory or path
+        found = {program: settings for program, settings in found.items() if settings}
+        data["beegfs"] |= {"settings": found, "conf_dir": None}
+        return SiteConfig.model_validate(data)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; make it, or take it out of the configuration") from None
+    except ValidationError as error:
+        what = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {what}; see `beeond-ctl check`") from None
+    except ValueError as error:  # the parsers', of TOML too
+        raise ConfigError(f"{path}: {error}") from None

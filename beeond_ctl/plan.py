@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ BLOCK: Final = 16
 """Ports an instance takes: BeeGFS's 8003 to 8010 shifted together, or one per brick; the last is the rendezvous'."""
 
 METADATA_LAYOUT: Final = 1
+TEMPLATES: Final = "/var/lib/beeond-ctl"
 """Part of the name of what metadata servers are copied from: another layout is another file."""
 
 CANDIDATES: Final = 8
@@ -60,6 +62,8 @@ class Target:
     home: str
     data: str
     image: str | None = None
+    device: str | None = None
+    """A whole device, whose file system is made for the job and mounted at `base`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,27 @@ class Plan:
 
     @property
     def leader(self) -> str:
-        """The first node: hosts management service and rendezvous."""
-        return self.nodes[0]
+        """The first node that serves: hosts management service, rendezvous and journal."""
+        return self.servers[0]
+
+    @cached_property
+    def _with_storage(self) -> tuple[str, ...]:
+        return with_storage(self.config, self.nodes)
+
+    @cached_property
+    def servers(self) -> tuple[str, ...]:
+        """The nodes that hold data of the instance; the others only mount."""
+        if self.backend != "beegfs":
+            return self._with_storage
+        return max(self.storage_nodes, self.meta_nodes, key=len)
+
+    @cached_property
+    def storage_nodes(self) -> tuple[str, ...]:
+        """The nodes with storage servers, or with bricks."""
+        if self.backend != "beegfs":
+            return self._with_storage
+        wanted = self.request.storage or self.config.beegfs.storage
+        return self._with_storage if wanted == "all" else self._with_storage[: int(wanted)]
 
     @property
     def run_dir(self) -> str:
@@ -109,10 +132,12 @@ class Plan:
         """The targets of each node."""
         image = self.config.storage.kind == "image"
         targets = []
-        for index, base in enumerate(self.config.storage.paths):
+        devices = self.config.storage.devices
+        for index, base in enumerate(self.config.bases):
             home = f"{base}/job-{self.job.job_id}"
             data = f"{self.run_dir}/target-{index}/data" if image else f"{home}/data"
-            targets.append(Target(index, base, home, data, f"{home}/image" if image else None))
+            device = devices[index] if devices else None
+            targets.append(Target(index, base, home, data, f"{home}/image" if image else None, device))
         return tuple(targets)
 
     @cached_property
@@ -132,14 +157,30 @@ class Plan:
         """The nodes with a metadata server."""
         if self.backend != "beegfs":
             return ()
-        count = self.request.meta or self.config.beegfs.meta
-        return self.nodes if count == "all" else self.nodes[: int(count)]
+        wanted, there = self.request.meta or self.config.beegfs.meta, len(self._with_storage)
+        count = there if wanted == "all" else int(wanted)
+        if self.request.mirror and not isinstance(self.request.meta, int):
+            count = min(max(2, count + count % 2), there - there % 2)  # they are mirrored in pairs
+        return self._with_storage[:count]
+
+    @property
+    def prefer_local(self) -> bool:
+        """Whether new files go to the targets of the node that makes them."""
+        wanted = False if self.request.mirror else self.request.prefer_local
+        return self.config.beegfs.prefer_local if wanted is None else wanted
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Network interfaces for BeeGFS, best first; none: all."""
+        asked = self.request.interfaces
+        return tuple(asked.split("+") if asked else self.config.beegfs.interfaces)
 
     @property
     def target_capacity(self) -> int | None:
         """Bytes one target may take, where the request or the site says so."""
         if self.request.capacity is not None:
-            return -(-self.request.capacity // (len(self.nodes) * len(self.config.storage.paths)))
+            copies = 2 if self.request.mirror else 1
+            return -(-copies * self.request.capacity // (len(self.storage_nodes) * len(self.config.bases)))
         return self.config.storage.capacity
 
     @cached_property
@@ -157,9 +198,21 @@ class Plan:
         return tuple(block + BLOCK - 1 for block in port_blocks(self.config, self.job))
 
 
+def with_storage(config: SiteConfig, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `nodes` that have storage of their own, by `storage.without`."""
+    patterns = config.storage.without
+    if not patterns:
+        return nodes
+    return tuple(node for node in nodes if not any(fnmatchcase(node, pattern) for pattern in patterns))
+
+
 def metadata_template(config: SiteConfig) -> str:
-    """What metadata images are copied from: on the device of the first target, so that blocks can be shared."""
-    return f"{config.storage.paths[0]}/metadata-{METADATA_LAYOUT}-{config.beegfs.meta_size}"
+    """What metadata images are copied from: on the device of the first target, so that blocks can be shared.
+
+    A whole device holds nothing between jobs, so there it has a place of its own.
+    """
+    place = TEMPLATES if config.storage.kind == "device" else config.storage.paths[0]
+    return f"{place}/metadata-{METADATA_LAYOUT}-{config.beegfs.meta_size}"
 
 
 def port_blocks(config: SiteConfig, job: Job) -> tuple[int, ...]:
@@ -190,11 +243,7 @@ def choose_backend(config: SiteConfig, request: Request, node_count: int) -> str
 
 def check_request(config: SiteConfig, request: Request, node_count: int | None = None) -> None:
     """Refuse what this site cannot do, as early as it can be known. Raises RequestError."""
-    backend = (
-        choose_backend(config, request, node_count or 2)
-        if node_count or request.backend != "local"
-        else "local"
-    )
+    backend = choose_backend(config, request, node_count or (1 if request.backend == "local" else 2))
     choices = config.mount.choices
     if request.mount is not None and request.mount not in choices:
         offer = f"choose {' or '.join(choices)}" if choices else "this site offers none; leave it out"
@@ -204,9 +253,13 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
     if backend in {"glusterfs", "local"}:
         for name, value in (
             ("meta", request.meta),
+            ("storage", request.storage),
             ("stripe-count", request.stripe_count),
+            ("stripe-dirs", request.stripe_dirs),
             ("chunk-size", request.chunk_size),
             ("mirror", request.mirror or None),
+            ("prefer-local", request.prefer_local or None),
+            ("interfaces", request.interfaces),
         ):
             if value is not None:
                 raise RequestError(
@@ -215,29 +268,51 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
     if backend == "beegfs":
         _check_beegfs(config, request, node_count)
     if request.capacity is not None and config.storage.kind == "image" and node_count:
-        share = request.capacity // (node_count * len(config.storage.paths))
+        share = request.capacity // (node_count * len(config.bases))
         if share < MIN_IMAGE:
             raise RequestError(
                 f"--beeond: capacity={format_size(request.capacity)} is {format_size(share)} on each target; ask for "
                 "at least "
-                f"{format_size(MIN_IMAGE * node_count * len(config.storage.paths))}"
+                f"{format_size(MIN_IMAGE * node_count * len(config.bases))}"
             )
 
 
 def _check_beegfs(config: SiteConfig, request: Request, node_count: int | None) -> None:
-    if request.mirror:
+    if request.mirror and not config.beegfs.licensed:
         raise RequestError(
             "--beeond: mirror=yes needs a licence of BeeGFS that this site has not set up; leave it out"
         )
+    if request.mirror and config.beegfs.pools:
+        raise RequestError("--beeond: mirror=yes cannot be had with this site's storage pools; leave it out")
+    if request.mirror and request.prefer_local:
+        raise RequestError(
+            "--beeond: mirror=yes and prefer-local=yes exclude each other; leave one of them out"
+        )
+    offered = config.beegfs.interfaces
+    for name in request.interfaces.split("+") if request.interfaces else ():
+        if name not in offered:
+            offer = f"choose out of {'+'.join(offered)}" if offered else "this site names none; leave it out"
+            raise RequestError(f"--beeond: interface {name} is not offered here; {offer}")
     if not node_count:
         return
-    targets = node_count * len(config.storage.paths)
+    servers = request.storage or config.beegfs.storage
+    targets = len(config.bases) * (node_count if servers == "all" else min(int(servers), node_count))
     for name, value, limit, what in (
         ("meta", request.meta, node_count, "nodes"),
+        ("storage", request.storage, node_count, "nodes"),
         ("stripe-count", request.stripe_count, targets, "targets"),
     ):
         if isinstance(value, int) and value > limit:
             raise RequestError(f"--beeond: {name}={value} is too much: this job has {limit} {what}")
+    if request.mirror:
+        for name, value in (
+            ("storage", node_count if servers == "all" else servers),
+            ("meta", request.meta if isinstance(request.meta, int) else 2),
+        ):
+            if int(value) % 2 or node_count < 2:
+                raise RequestError(
+                    f"--beeond: mirror=yes pairs servers of two nodes; ask for an even number with {name}=N"
+                )
 
 
 MIN_IMAGE: Final = 512 * 1024**2
@@ -252,6 +327,13 @@ def make_plan(
     Raises RequestError when the request does not fit the site or the node list.
     """
     check_request(config, request, len(nodes))
+    there = len(with_storage(config, nodes))
+    if there == 0:
+        raise RequestError(
+            "--beeond: no node of this job has storage (storage.without); ask for at least one that has"
+        )
+    if there < len(nodes) and choose_backend(config, request, len(nodes)) == "beegfs":
+        _check_beegfs(config, request, there)
     return Plan(
         config=config,
         request=request,

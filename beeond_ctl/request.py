@@ -45,10 +45,16 @@ class Request:
 
     backend: str | None = None
     meta: int | str | None = None
+    storage: int | str | None = None
     stripe_count: int | None = None
+    stripe_dirs: str | None = None
+    """Numbers of targets joined by '+': the directories stripe_N."""
     chunk_size: int | None = None
     capacity: int | None = None
     mirror: bool | None = None
+    prefer_local: bool | None = None
+    interfaces: str | None = None
+    """Names joined by '+', best first."""
     mount: str | None = None
     stage_in: tuple[Transfer, ...] = field(default=())
     stage_out: tuple[Transfer, ...] = field(default=())
@@ -92,6 +98,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _counts(text: str) -> str:
+    parts = text.split("+")
+    if len(parts) > 16 or not all(re.fullmatch(r"[1-9][0-9]{0,2}", part) for part in parts):
+        raise ValueError("want at most 16 numbers from 1 to 999, joined by '+', such as 1+8")
+    return text
+
+
+def _interfaces(text: str) -> str:
+    if not all(re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", part) for part in text.split("+")):
+        raise ValueError("want names of network interfaces joined by '+', such as ib0+ib1")
+    return text
+
+
 def _chunk(text: str) -> int:
     size = parse_size(text)
     if size < 64 * 1024 or size & (size - 1):
@@ -126,12 +145,20 @@ class Key:
 KEYS: Final[Mapping[str, Key]] = {
     "backend": Key("backend", _word, "NAME", "file system to use; the site's default otherwise"),
     "meta": Key("meta", _meta, "N|all", "metadata servers: a number, or one on every node"),
+    "storage": Key("storage", _meta, "N|all", "storage servers: a number, or one on every node"),
     "stripe-count": Key("stripe_count", _count, "N", "targets that one file is spread over"),
+    "stripe-dirs": Key("stripe_dirs", _counts, "N[+N]", "directories stripe_N, spread over N targets each"),
     "chunk-size": Key(
         "chunk_size", _chunk, "SIZE", "bytes of a file on one target before the next one's turn"
     ),
     "capacity": Key("capacity", parse_size, "SIZE", "space for the whole job, over all its nodes"),
     "mirror": Key("mirror", _flag, "yes|no", "keep two copies on two nodes"),
+    "prefer-local": Key(
+        "prefer_local", _flag, "yes|no", "new files on the targets of the node that makes them"
+    ),
+    "interfaces": Key(
+        "interfaces", _interfaces, "IF[+IF]", "network interfaces, out of those that the site allows"
+    ),
     "mount": Key("mount", _mount, "PATH", "mount point, out of those that the site allows"),
 }
 

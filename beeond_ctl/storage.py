@@ -10,6 +10,9 @@ root's alone, on its device:
     BASE/job-ID/wiping           what is left to be removed, once wiping has begun
     BASE/metadata-*              what metadata images are copied from: made once per node, no job's
 
+BASE is a directory of the site's, or (kind device) where the file system that a device has for the job is mounted, see
+`beeond_ctl.devices`.
+
 `RUN/instance` and the records carry the same random id, so that what an earlier run of a job left on a device is never
 taken for this run's: it may be data that its owner still waits for.
 """
@@ -28,13 +31,14 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import mounts
 from beeond_ctl.backends import Command, File, get
 from beeond_ctl.errors import NodeError, UserError
-from beeond_ctl.plan import MIN_IMAGE, Job, metadata_template
+from beeond_ctl.plan import MIN_IMAGE, TEMPLATES, Job, metadata_template
 from beeond_ctl.request import encode
 from beeond_ctl.supervisor import run
 from beeond_ctl.units import format_size
@@ -42,6 +46,7 @@ from beeond_ctl.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from beeond_ctl import devices
     from beeond_ctl.config import SiteConfig
     from beeond_ctl.plan import Metadata, Plan, Target
 
@@ -125,6 +130,9 @@ def prepare(plan: Plan, node: str, *, step: Callable[[str], None] = _no_step) ->
     """
     step(f"name the instance in {plan.run_dir}")
     instance = name_instance(plan)
+    if node not in plan.servers:
+        return
+    _each(plan.targets, lambda target: _make_file_system(plan, target, step))
     for target in plan.targets:
         _check(plan, target)
     _each(plan.targets, lambda target: _make(plan, node, target, instance, step))
@@ -143,13 +151,32 @@ def name_instance(plan: Plan) -> str:
     return instance
 
 
+def _make_file_system(plan: Plan, target: Target, step: Callable[[str], None]) -> None:
+    if target.device is None:
+        return
+    from beeond_ctl import devices
+
+    job_id = plan.job.job_id
+    step(f"make a file system on {target.device}")
+    try:
+        devices.make(target.device, target.base, job_id, deadline_s=plan.config.deadlines.start)
+    except devices.OccupiedError as error:
+        if (found := devices.content(target.device)) is not None and found.job_id == job_id:
+            raise _left(plan, target) from None
+        raise UserError(f"{error}; use --exclusive, for jobs cannot share a whole device") from None
+
+
+def _left(plan: Plan, target: Target) -> NodeError:
+    return NodeError(
+        f"{target.home} is left from an earlier run; run `beeond-ctl recover {plan.job.job_id}` if it is retained, "
+        "`beeond-ctl sweep` otherwise"
+    )
+
+
 def _check(plan: Plan, target: Target) -> None:
     check_base(target.base)
     if os.path.lexists(target.home):
-        raise NodeError(
-            f"{target.home} is left from an earlier run; run `beeond-ctl recover {plan.job.job_id}` if it is retained, "
-            "`beeond-ctl sweep` otherwise"
-        )
+        raise _left(plan, target)
     free, wanted = _free(target.base), plan.target_capacity
     if wanted is not None and wanted > free:
         text = (
@@ -168,7 +195,9 @@ def _check(plan: Plan, target: Target) -> None:
 
 def _no_room(plan: Plan, target: Target, text: str) -> UserError | NodeError:
     """Room that other jobs have on a shared node is nobody's fault; room that is gone otherwise is the node's."""
-    others = [home for home in _homes(plan.config) if home.startswith(f"{target.base}/")]
+    others = [
+        home for home in _homes(plan.config) if home.startswith(f"{target.base}/") and home != target.home
+    ]
     if others:
         return UserError(
             f"{text}, for other jobs on the node have the rest; "
@@ -290,6 +319,8 @@ def make_template(config: SiteConfig, *, step: Callable[[str], None] = _no_step)
     if os.path.lexists(template):
         return
     directory = str(Path(template).parent)
+    if directory == TEMPLATES:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
     check_base(directory)
     base = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -324,11 +355,15 @@ _SYSTEM_PATH: Final = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 _LOOP_CTL_GET_FREE: Final = 0x4C82  # linux/loop.h
 _LOOP_CONFIGURE: Final = 0x4C0A
+_LOOP_CLR_FD: Final = 0x4C01
+_LOOP_GET_STATUS64: Final = 0x4C05
 _LO_AUTOCLEAR_DIRECT_IO: Final = 4 | 16
 
 
 def attach(plan: Plan, *, deadline_s: float) -> None:
     """Make the data of a detached instance accessible again; a no-op where it is. Raises NodeError."""
+    _reach(plan, deadline_s)
+    node = ""
     for target in plan.targets:
         record = _read_record(target.home)
         if record is None:
@@ -342,11 +377,35 @@ def attach(plan: Plan, *, deadline_s: float) -> None:
             )
         if target.image is None and not os.path.isdir(target.data):
             raise NodeError(f"{target.data} is missing; what was kept is not whole")
+        node = record.node
     for image, point in _images(plan):
+        if plan.metadata is not None and image == plan.metadata.image and node not in plan.meta_nodes:
+            continue
         if not os.path.lexists(image):
             raise NodeError(f"{image} is missing; what was kept is not whole")
         if mounts.mount_at(point) is None:
             _attach(image, point, deadline_s)
+
+
+def _reach(plan: Plan, deadline_s: float) -> None:
+    """Mount the job's file systems on whole devices, where they are not mounted. Raises NodeError."""
+    for target in plan.targets:
+        if target.device is not None:
+            from beeond_ctl import devices
+
+            if _own(plan, target.device) is not None:
+                devices.attach(target.device, target.base, deadline_s=deadline_s)
+
+
+def _own(plan: Plan, device: str) -> devices.Content | None:
+    """What the job has on `device`. Raises NodeError when that cannot be known."""
+    from beeond_ctl import devices
+
+    try:
+        found = devices.content(device)
+    except devices.ForeignError:
+        return None
+    return found if found is not None and found.job_id == plan.job.job_id else None
 
 
 def _images(plan: Plan) -> list[tuple[str, str]]:
@@ -426,12 +485,62 @@ def _configure_loop(backing: int, image: str) -> tuple[str, int]:
 
 
 def _loops(image: str) -> list[str]:
-    found = []
+    home = str(Path(image).parent)
+    return [device for device, file in _all_loops() if file == image and _on(home, device)]
+
+
+def _all_loops() -> Iterator[tuple[str, str]]:
+    """Loop devices, each with the file it is on."""
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         with suppress(OSError):
-            if path.read_text(errors="surrogateescape").rstrip("\n").removesuffix(" (deleted)") == image:
-                found.append(f"/dev/{path.parts[3]}")
-    return found
+            file = path.read_text(errors="surrogateescape").rstrip("\n").removesuffix(" (deleted)")
+            yield f"/dev/{path.parts[3]}", file
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop device on an image of ours."""
+
+    device: str
+    image: str
+    job_id: int
+
+
+def loops(config: SiteConfig) -> list[Loop]:
+    """The loop devices on images below this node's storage.paths."""
+    found = []
+    for device, file in _all_loops():
+        for base in config.storage.paths:
+            match = re.fullmatch(re.escape(base) + r"/job-([0-9]+)/(image|metadata)", file)
+            if match and _on(base, device):
+                found.append(Loop(device, file, int(match[1])))
+    return sorted(found, key=lambda loop: (loop.job_id, loop.device))
+
+
+def _on(base: str, device: str) -> bool:
+    """Whether the file of a loop device lies in the file system at `base`: containers have paths of their own."""
+    # struct loop_info64: lo_device, the device of the file, comes first (linux/loop.h)
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            info = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(232))
+        finally:
+            os.close(descriptor)
+        number: int = struct.unpack_from("=Q", info)[0]
+        # encoded as huge_encode_dev or new_encode_dev has it: compare what both agree on
+        wanted = os.stat(base).st_dev
+        return (number & 0xFF, number >> 8 & 0xFFF) == (os.minor(wanted) & 0xFF, os.major(wanted) & 0xFFF)
+    except OSError:
+        return False
+
+
+def free_loop(device: str) -> None:
+    """Let go of a loop device; one that is in use goes with its last user (loop(4)). Raises OSError."""
+    descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _LOOP_CLR_FD)
+    finally:
+        os.close(descriptor)
 
 
 # --- records ----------------------------------------------------------------------------------------------
@@ -520,23 +629,64 @@ def read_records(config: SiteConfig) -> list[Record]:
     return sorted((record for record in found if record), key=lambda record: (record.job_id, record.home))
 
 
+def changed_at(records: Iterable[Record]) -> float | None:
+    """When the youngest of `records` was last written, in seconds since the epoch: when what is kept was stopped."""
+    times = []
+    for record in records:
+        with suppress(OSError):
+            times.append(os.stat(f"{record.home}/{_RECORD}", follow_symlinks=False).st_mtime)
+    return max(times, default=None)
+
+
 def strays(config: SiteConfig) -> list[str]:
     """Homes without a readable record: an empty one is left by a crash in the first moment of `prepare`."""
     return [home for home in _homes(config) if _read_record(home) is None]
 
 
 def _homes(config: SiteConfig) -> Iterator[str]:
-    for base in config.storage.paths:
+    for device, base in zip_longest(config.storage.devices, config.bases):
+        if device is not None:
+            yield from _home_on(config, device, base)
+            continue
         with suppress(OSError):
             for name in sorted(os.listdir(base)):
                 if re.fullmatch(r"job-[0-9]+", name):
                     yield f"{base}/{name}"
 
 
+def _home_on(config: SiteConfig, device: str, base: str) -> Iterator[str]:
+    """The home of the job that has `device`, which is mounted for it: what is in it is known in no other way."""
+    from beeond_ctl import devices
+
+    with suppress(NodeError):  # `check` and the next job tell what is wrong with it
+        found = devices.attach(device, base, deadline_s=config.deadlines.start)
+        if found is not None:
+            yield f"{base}/job-{found.job_id}"
+
+
+def stray_is_empty(config: SiteConfig, home: str) -> bool:
+    """Whether nothing is lost with the stray `home`. Raises OSError."""
+    if config.storage.kind == "device" and not os.path.isdir(home):
+        return True  # made, or being erased, and nothing in between
+    return not os.listdir(home)
+
+
+def remove_stray(config: SiteConfig, home: str) -> None:
+    """Remove an empty stray. Raises OSError and NodeError."""
+    with suppress(FileNotFoundError):
+        os.rmdir(home)
+    for device, base in zip(config.storage.devices, config.bases, strict=False):
+        if home.startswith(f"{base}/"):
+            from beeond_ctl import devices
+
+            deadline = time.monotonic() + config.deadlines.wipe
+            devices.erase(device, base, int(home.rpartition("-")[2]), config.storage.wipe, deadline=deadline)
+
+
 def usage(config: SiteConfig) -> list[Usage]:
     """Room on each device of this node; those that are not there are left out."""
     found = []
-    for base in config.storage.paths:
+    for base in config.bases:
         with suppress(OSError):
             room = os.statvfs(base)
             found.append(Usage(base, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize))
@@ -558,18 +708,23 @@ def wipe(
     cannot discard, or `deadline_s` seconds have passed.
     """
     deadline = time.monotonic() + deadline_s
+    _reach(plan, deadline_s)
     for target in plan.targets:
         if (record := _read_record(target.home)) is not None:
             _check_instance(plan, record)
     step("detach images")
     detach(plan, deadline_s=deadline_s)
     receipts: list[Receipt] = []
-    _each(plan.targets, lambda target: receipts.extend(_wipe(target, method, deadline, step)))
+    _each(plan.targets, lambda target: receipts.extend(_wipe(plan, target, method, deadline, step)))
     return sorted(receipts, key=lambda receipt: receipt.home)
 
 
-def _wipe(target: Target, method: str, deadline: float, step: Callable[[str], None]) -> list[Receipt]:
+def _wipe(
+    plan: Plan, target: Target, method: str, deadline: float, step: Callable[[str], None]
+) -> list[Receipt]:
     try:
+        if target.device is not None:
+            return _erase(plan, target, target.device, method, deadline, step)
         return [_wipe_home(target, method, deadline, step)] if os.path.lexists(target.home) else []
     except OSError as error:
         raise NodeError(f"{target.home} cannot be wiped: {error}") from None
@@ -614,6 +769,32 @@ def _wipe_home(target: Target, method: str, deadline: float, step: Callable[[str
     return Receipt(
         home, method, sweeper.files, sweeper.bytes, time.monotonic() - began, verified, time.time()
     )
+
+
+def _erase(
+    plan: Plan, target: Target, device: str, method: str, deadline: float, step: Callable[[str], None]
+) -> list[Receipt]:
+    """Wipe a target that has a device of its own: all at once, whatever is in it."""
+    from beeond_ctl import devices
+
+    began, home = time.monotonic(), target.home
+    found = _own(plan, device)
+    if found is None:
+        return []
+    files = size = 0
+    if found.state == "whole":
+        _refuse_mounts(home)
+        record = _read_record(home)
+        if record is None and os.path.isdir(home) and os.listdir(home):
+            raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
+        room = os.statvfs(target.base)
+        files, size = room.f_files - room.f_ffree, (room.f_blocks - room.f_bfree) * room.f_frsize
+        if record is not None and record.phase != "wiping":
+            step(f"write in {home} that it is being wiped")
+            _write_record(replace(record, phase="wiping"))
+    step(f"erase {device}")
+    verified = devices.erase(device, target.base, plan.job.job_id, method, deadline=deadline)
+    return [Receipt(home, method, files, size, time.monotonic() - began, verified, time.time())]
 
 
 def _refuse_mounts(home: str) -> None:

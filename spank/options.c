@@ -16,7 +16,8 @@ static int collect(int val, const char *optarg, int remote);
 static struct spank_option options[] = {
 	{ "beeond", "[KEY=VALUE,...]",
 	  "[beeond] a parallel file system of the job's own, over the NVMe of its nodes, mounted at $BEEOND. "
-	  "Keys: backend, meta, stripe-count, chunk-size, capacity, mirror, mount",
+	  "Keys: backend, meta, storage, stripe-count, stripe-dirs, chunk-size, capacity, mirror, prefer-local, "
+	  "interfaces, mount",
 	  2 /* getopt's optional_argument */, OPT_BEEOND, collect },
 	{ "beeond-stage-in", "SRC:DST[:FLAGS]",
 	  "[beeond] copy SRC of global storage to DST, relative to $BEEOND, before the job starts. "

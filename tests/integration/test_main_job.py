@@ -51,6 +51,11 @@ def tidy(cluster: Cluster, left: dict[str, list[str]]) -> None:
             cluster.resume(node)
 
 
+def said(output: str) -> str:
+    """What the job itself said: what we add to its output is left out."""
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("beeond: "))
+
+
 def make_tree(cluster: Cluster, path: str, *, user: str = "alice", files: int = 50) -> None:
     cluster.run("login", ["rm", "-rf", path])
     cluster.run("login", ["sh", "-c", AWKWARD, "sh", path, str(files)], user=user)
@@ -90,7 +95,7 @@ def test_a_tree_goes_in_is_seen_everywhere_and_comes_out_the_same(cluster: Clust
     jobid = re.search(r"job (\d+) nodes (\S+)", output)
     assert jobid is not None
     assert jobid[2] == "n[1-3]"
-    assert output.splitlines() == ["mount alice 700", jobid[0], *["n1 n2 n3 "] * 3]
+    assert said(output).splitlines() == ["mount alice 700", jobid[0], *["n1 n2 n3 "] * 3]
     cluster.wait_idle()
     assert_same(cluster, "/global/alice/tree", "/global/alice/back")
     listing = cluster.run("login", ["ls", f"/global/alice/made/{jobid[1]}"]).stdout.split()
@@ -118,6 +123,57 @@ def test_an_image_limits_what_a_job_can_take_and_leaves_nothing(cluster: Cluster
     cluster.wait_clean(before, timeout_s=10)
 
 
+@contextmanager
+def scratch_devices(cluster: Cluster, nodes: tuple[str, ...]) -> Iterator[None]:
+    """An empty block device /dev/scratch on each node."""
+    try:
+        for node in nodes:
+            cluster.run(node, ["truncate", "-s", "600M", "/nvme/disk"])
+            plug_in(cluster, node)
+        yield
+    finally:
+        for node in nodes:
+            cluster.run(
+                node, ["sh", "-c", "losetup -d /dev/scratch; rm -f /dev/scratch /nvme/disk"], check=False
+            )
+
+
+def plug_in(cluster: Cluster, node: str) -> None:
+    cluster.run(node, ["sh", "-c", 'ln -sfn "$(losetup --find --show /nvme/disk)" /dev/scratch'])
+
+
+def carries_nothing(cluster: Cluster, node: str) -> bool:
+    return cluster.run(node, ["blkid", "-p", "/dev/scratch"], check=False).returncode == 2
+
+
+def test_a_whole_device_keeps_what_is_owed_over_a_reboot_and_is_empty_afterwards(cluster: Cluster) -> None:
+    new_directory(cluster, "/global/alice/target")
+    cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+    with scratch_devices(cluster, ("n1", "n2")):
+        cluster.write_config(CONFIG.format(kind="device", more='devices = ["/dev/scratch"]'))
+        before = cluster.snapshots()
+        job = cluster.submit(
+            "alice", f'#!/bin/sh\nmkdir "$BEEOND/out"; echo hi > "$BEEOND/out/f"\n{HOLD}',
+            "-N2", "-w", "n[1-2]", "--beeond-stage-out=out:/global/alice/target/done",
+        )  # fmt: skip
+        running(cluster, job)
+        cluster.readonly("/global/alice/target")
+        try:
+            cluster.run("login", ["rm", "/global/alice/begun"])
+            kept(cluster, job, ("n1", "n2"))
+            cluster.reboot("n1")
+            plug_in(cluster, "n1")
+        finally:
+            cluster.writable("/global/alice/target")
+        assert not carries_nothing(cluster, "n1")
+        recover(cluster, job, "--nodes", "n[1-2]")
+        assert cluster.read("login", "/global/alice/target/done/f") == "hi\n"
+        assert carries_nothing(cluster, "n1")
+        assert carries_nothing(cluster, "n2")
+        cluster.wait_idle()
+        cluster.wait_clean(before, timeout_s=10)
+
+
 def test_a_job_of_one_node_gets_a_local_directory(cluster: Cluster) -> None:
     before = cluster.snapshots()
     output = cluster.run_job(
@@ -130,7 +186,7 @@ def test_a_job_of_one_node_gets_a_local_directory(cluster: Cluster) -> None:
         mkdir "$BEEOND/out"; echo hi > "$BEEOND/out/file"
         """,
     )
-    assert output.split() == ["xfs", "alice", "700"]
+    assert said(output).split() == ["xfs", "alice", "700"]
     cluster.wait_idle()
     assert cluster.read("login", "/global/alice/one-solo/file") == "hi\n"
     cluster.wait_clean(before, timeout_s=10)
@@ -155,7 +211,7 @@ def test_two_users_on_the_same_nodes_neither_collide_nor_see_each_other(cluster:
     }
     for user, job in jobs.items():
         assert cluster.wait_job(job)["JobState"] == "COMPLETED", cluster.job_output(job)
-        assert cluster.job_output(job).split() == ["1", "both"], user
+        assert said(cluster.job_output(job)).split() == ["1", "both"], user
     cluster.wait_idle()
     for user in jobs:
         for node in NODES:
@@ -302,6 +358,9 @@ def test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover(cluster: C
         kept(cluster, job, NODES)
         reason = cluster.node_state("n1").reason
         assert "read-only" in reason.lower()
+        told = cluster.job_output(job).splitlines()[-1]
+        assert told.startswith("beeond: stage-out is NOT complete")
+        assert f"beeond-ctl recover {job} --nodes n[1-3]" in told
         refused = cluster.run("ctl", ["beeond-ctl", "recover", str(job)], check=False, timeout_s=120)
         assert refused.returncode == 1
         kept(cluster, job, NODES)

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,32 @@ def base() -> Iterator[Path]:
         (path / "nvme0").mkdir()
         (path / "nvme1").mkdir()
         yield path
+        for device in devices_of(path):
+            subprocess.run(["umount", device], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def devices_of(base: Path) -> list[str]:
+    """The block devices that stand for the node's own."""
+    done = subprocess.run(["losetup", "-nO", "NAME,BACK-FILE"], check=True, capture_output=True, text=True)
+    found = sorted((line.split()[1], line.split()[0]) for line in done.stdout.splitlines())
+    return [device for file, device in found if file.startswith(f"{base}/disk")]
+
+
+def make_devices(base: Path) -> list[str]:
+    for name in ("disk0", "disk1"):
+        with (base / name).open("wb") as file:
+            file.truncate(700 << 20)
+        subprocess.run(["losetup", "--find", base / name], check=True)
+    return devices_of(base)
 
 
 def config(base: Path, kind: str = "directory", **more: Any) -> SiteConfig:
+    where = {"paths": [f"{base}/nvme0", f"{base}/nvme1"]}
+    if kind == "device":
+        where = {"devices": devices_of(base) or make_devices(base)}
     return SiteConfig.model_validate({
-        "storage": {"kind": kind, "paths": [f"{base}/nvme0", f"{base}/nvme1"], **more},
+        "storage": {"kind": kind, **where, **more},
         "paths": {"run": f"{base}/run"},
     })  # fmt: skip
 
@@ -55,14 +77,25 @@ def plan(
 
 
 def left(base: Path) -> list[str]:
-    return sorted(os.listdir(base / "nvme0") + os.listdir(base / "nvme1"))
+    """What is left of an instance: directories, and devices that carry anything."""
+    carrying = [
+        device for device in devices_of(base)
+        if subprocess.run(["blkid", "-p", device], check=False, capture_output=True).returncode != 2
+    ]  # fmt: skip
+    return sorted(os.listdir(base / "nvme0") + os.listdir(base / "nvme1") + carrying)
 
 
-def loops() -> set[str]:
-    return {str(path) for path in Path("/sys/block").glob("loop*/loop/backing_file")}
+def loops(base: Path) -> set[str]:
+    """The loop devices on files below `base`: others come and go meanwhile."""
+    found = set()
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            if path.read_text().startswith(f"{base}/"):
+                found.add(str(path))
+    return found
 
 
-KINDS = pytest.mark.parametrize("kind", ["directory", "image"])
+KINDS = pytest.mark.parametrize("kind", ["directory", "image", "device"])
 
 
 @KINDS
@@ -106,13 +139,13 @@ def test_the_record_on_the_device_tells_all_that_recovery_needs(base: Path) -> N
 @KINDS
 def test_retained_data_survives_a_reboot(base: Path, kind: str) -> None:
     made = plan(base, kind)
-    before = loops()
+    before = loops(base)
     storage.prepare(made, "n1")
     for target in made.targets:
         Path(target.data, "result").write_text("precious")
     storage.detach(made, deadline_s=20)
     storage.set_phase(made, "retained")
-    assert loops() == before
+    assert loops(base) == before
     subprocess.run(["rm", "-r", made.run_dir], check=True)  # /run is empty after a reboot
     os.makedirs(made.run_dir)
     storage.attach(made, deadline_s=20)
@@ -120,7 +153,7 @@ def test_retained_data_survives_a_reboot(base: Path, kind: str) -> None:
     assert [Path(target.data, "result").read_text() for target in made.targets] == ["precious"] * 2
     storage.wipe(made, "delete", deadline_s=60)
     assert left(base) == []
-    assert loops() == before
+    assert loops(base) == before
 
 
 def test_roll_back_never_wipes_what_an_earlier_run_left(base: Path) -> None:
@@ -165,7 +198,7 @@ def kill_at(number: int) -> Callable[[str], None]:
 @KINDS
 def test_wiping_completes_wherever_preparing_or_wiping_was_killed(base: Path, kind: str) -> None:
     made = plan(base, kind)
-    before = loops()
+    before = loops(base)
     number, done = 0, False
     while not done:
         try:
@@ -175,7 +208,7 @@ def test_wiping_completes_wherever_preparing_or_wiping_was_killed(base: Path, ki
             pass
         storage.wipe(made, "delete", deadline_s=60)
         assert left(base) == []
-        assert loops() == before
+        assert loops(base) == before
         number += 1
     assert number > 6
     number, done = 0, False
@@ -189,9 +222,9 @@ def test_wiping_completes_wherever_preparing_or_wiping_was_killed(base: Path, ki
             pass
         storage.wipe(made, "delete", deadline_s=60)
         assert left(base) == []
-        assert loops() == before
+        assert loops(base) == before
         number += 1
-    assert number > 8
+    assert number > 4
 
 
 def test_wiping_again_is_nothing(base: Path) -> None:
