@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from beeond_ctl import backends, slurm
+from beeond_ctl import backends, slurm, userfiles
 from beeond_ctl import config as configuration
 from beeond_ctl.errors import BeeondError, NodeError, one_line
 
@@ -64,7 +64,26 @@ def _secret(config: SiteConfig) -> Iterator[Finding]:
     yield Finding("secret", "ok", config.paths.secret)
 
 
+def _devices(config: SiteConfig) -> Iterator[Finding]:
+    from beeond_ctl import devices
+
+    for device in config.storage.devices:
+        if os.geteuid() != 0:
+            yield Finding(
+                "storage", "warn", f"only root can look at {device}; run `beeond-ctl check` as root"
+            )
+            continue
+        found = devices.content(device)
+        if found is None:
+            yield Finding("storage", "ok", f"{device} carries nothing")
+        else:
+            yield Finding("storage", "ok", f"{device} holds the file system of job {found.job_id}")
+
+
 def _storage(config: SiteConfig) -> Iterator[Finding]:
+    if config.storage.kind == "device":
+        yield from _devices(config)
+        return
     for path in config.storage.paths:
         try:
             status = os.lstat(path)
@@ -113,10 +132,10 @@ def _programs(config: SiteConfig) -> Iterator[Finding]:
             yield Finding("backend beegfs", "fail", one_line(error))
         if shutil.which("mkfs.xfs", path=search) is None:
             yield Finding("backend beegfs", "fail", f"mkfs.xfs is not in {search}; its metadata needs it")
-    if config.storage.kind == "image":
-        for program in ("mkfs.xfs", "losetup"):
-            if shutil.which(program, path=search) is None:
-                yield Finding("storage", "fail", f"{program} is not in {search}; images need it")
+    needed = {"image": ("mkfs.xfs", "losetup"), "device": ("mkfs.xfs", "blkid")}.get(config.storage.kind, ())
+    for program in needed:
+        if shutil.which(program, path=search) is None:
+            yield Finding("storage", "fail", f"{program} is not in {search}; storage.kind needs it")
     if "glusterfs" in config.backend.allowed and not Path("/dev/fuse").exists():
         yield Finding("backend glusterfs", "fail", "/dev/fuse is missing; load the kernel module fuse")
 
@@ -139,6 +158,33 @@ def _mount_root(config: SiteConfig) -> Iterator[Finding]:
         )
     else:
         yield Finding("mount", "ok", config.mount.root)
+
+
+def _told(config: SiteConfig) -> Iterator[Finding]:
+    """Where metrics and reports go; without them jobs run as well."""
+    if config.metrics.directory is not None:
+        where = config.metrics.directory
+        if os.path.isdir(where):
+            yield Finding("metrics", "ok", where)
+        else:
+            yield Finding(
+                "metrics", "warn", f"{where} is not there; install node_exporter, or mend metrics.directory"
+            )
+    if config.report.directory is not None:
+        try:
+            with userfiles.own_directory(config.report.directory):
+                pass
+        except (OSError, NodeError) as error:
+            yield Finding("report", "warn", f"no reports for users: {one_line(error)}")
+            return
+        if os.geteuid() == 0 and not os.access(config.report.directory, os.W_OK):
+            yield Finding(
+                "report",
+                "warn",
+                f"root may not write in {config.report.directory}; export it without root_squash",
+            )
+        else:
+            yield Finding("report", "ok", config.report.directory)
 
 
 def _slurm(config: SiteConfig) -> Iterator[Finding]:
@@ -215,7 +261,7 @@ def _plugin(values: dict[str, str]) -> Iterator[Finding]:
         else:
             yield Finding("SPANK plugin", "ok", f"{path} for Slurm {release}")
         started = _slurmd_start()
-        if started is not None and started < path.stat().st_mtime:
+        if started is not None and started < path.stat().st_ctime:
             yield Finding("slurmd", "warn", "was started before the SPANK plugin was installed; restart it")
 
 
@@ -255,5 +301,6 @@ _LOOKS: Final[dict[str, Callable[[SiteConfig], Iterator[Finding]]]] = {
     "backend": _programs,
     "mount": _mount_root,
     "paths.run": _run_directory,
+    "report": _told,
     "Slurm": _slurm,
 }

@@ -2,6 +2,9 @@
 
 Every node holds the same root-only file; what a job needs (the rendezvous, BeeGFS's `connAuthFile`, the
 password of a GlusterFS volume) is derived from it and a purpose. Knows nothing of what the keys are used for.
+
+The file holds one secret, as any bytes, or several in a form of its own: the current one, which new instances get,
+and those that are accepted besides, while the secret is being rotated (docs/lifecycle.md, "The site secret").
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import hmac
 import os
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from beeond_ctl.errors import ConfigError
@@ -19,8 +23,26 @@ if TYPE_CHECKING:
 
 MIN_SECRET_BYTES = 32
 _MAX_SECRET_BYTES = 64 * 1024
+_HEADER = b"beeond-ctl secrets 1\n"
 _SALT = b"beeond-ctl key derivation 1"
 _HASH_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What a node's secret file holds."""
+
+    current: bytes
+    accepted: tuple[bytes, ...] = ()
+
+    def find(self, name: str) -> bytes | None:
+        """The secret of that name (`name_of`)."""
+        return next((secret for secret in (self.current, *self.accepted) if name_of(secret) == name), None)
+
+
+def name_of(secret: bytes) -> str:
+    """What a secret is called where it may not be shown: derived from it, and telling nothing of it."""
+    return derive(secret, "name", 6).hex()
 
 
 def derive(secret: bytes, purpose: str, length: int = 32) -> bytes:
@@ -44,17 +66,60 @@ def derive(secret: bytes, purpose: str, length: int = 32) -> bytes:
     return output[:length]
 
 
-def read_secret(path: Path) -> bytes:
-    """The site secret in `path`, exactly as stored.
+def read_secrets(path: Path) -> Secrets:
+    """The site's secrets in `path`.
 
     Raises ConfigError when the file is missing, a symbolic link, not a regular file, not owned by root or the
-    effective user, open to group or others, or shorter than 32 bytes.
+    effective user, open to group or others, not well-formed, or holds a secret shorter than 32 bytes.
     """
+    return parse_secrets(_read(path), str(path))
+
+
+def read_secret(path: Path) -> bytes:
+    """The site secret that new instances get, exactly as stored. Raises as `read_secrets`."""
+    return read_secrets(path).current
+
+
+def parse_secrets(data: bytes, source: str) -> Secrets:
+    """The secrets in `data`, which came from `source`. Raises ConfigError."""
+    if not data.startswith(_HEADER):
+        return Secrets(_long_enough(data, source))
+    found: dict[str, list[bytes]] = {"current": [], "accepted": []}
+    try:
+        for line in data.removeprefix(_HEADER).decode("ascii").splitlines():
+            kind, digits = line.split(" ")
+            found[kind].append(_long_enough(bytes.fromhex(digits), source))
+        (current,) = found["current"]
+    except (ValueError, KeyError):
+        raise ConfigError(
+            f"{source} holds no secrets in a form that is known; copy the file from another compute node"
+        ) from None
+    return Secrets(current, tuple(found["accepted"]))
+
+
+def format_secrets(secrets: Secrets) -> bytes:
+    """The content of a file that holds `secrets`: text, whatever bytes they are."""
+    lines = [f"current {secrets.current.hex()}", *(f"accepted {secret.hex()}" for secret in secrets.accepted)]
+    return _HEADER + "".join(f"{line}\n" for line in lines).encode()
+
+
+def _long_enough(secret: bytes, source: str) -> bytes:
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"the site secret {source} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed;"
+            f" make it with: head -c 64 /dev/urandom"
+        )
+    return secret
+
+
+def _read(path: Path) -> bytes:
     try:
         # O_NONBLOCK: a FIFO in its place must not hang the Prolog
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        hint = "it must be a file, not a symbolic link" if path.is_symlink() else "make it on every node"
+        hint = "make it by `beeond-ctl secret add`, or bring it from another node"
+        if path.is_symlink():
+            hint = "it must be a file, not a symbolic link"
         raise ConfigError(f"cannot read the site secret {path}: {error.strerror}; {hint}") from error
     try:
         status = os.fstat(descriptor)
@@ -68,11 +133,6 @@ def read_secret(path: Path) -> bytes:
         secret = os.read(descriptor, _MAX_SECRET_BYTES + 1)
     finally:
         os.close(descriptor)
-    if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(
-            f"the site secret {path} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed;"
-            f" make it with: head -c 64 /dev/urandom"
-        )
     if len(secret) > _MAX_SECRET_BYTES:
         raise ConfigError(f"the site secret {path} is larger than {_MAX_SECRET_BYTES} bytes: the right file?")
     return secret

@@ -52,6 +52,8 @@ class State:
     """Where the instance is, or is about to be, mounted. What is mounted elsewhere is not ours."""
     reason: str = ""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+    secret: str = ""
+    """Name of the site secret that the instance's keys come from (`keys.name_of`); empty until the leader told it."""
     names: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Service name to pid and start time (clock ticks since boot, proc(5))."""

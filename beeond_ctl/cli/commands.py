@@ -11,6 +11,7 @@ import click
 
 from beeond_ctl import config as configuration
 from beeond_ctl import request as requests
+from beeond_ctl.cli.flush import flush
 from beeond_ctl.cli.stage import stage
 from beeond_ctl.errors import RequestError, UsageError
 
@@ -118,28 +119,81 @@ def plan(
 
 @cli.command()
 @click.argument("job_id", type=click.IntRange(1), required=False)
+@click.option(
+    "-a", "--all-nodes", is_flag=True, help="Ask all nodes of the job, and show what they say in short."
+)
 @_AS_JSON
+@click.option("--here", is_flag=True, hidden=True, help="This node's part, on one line.")
 @click.pass_obj
-def status(config_path: Path, job_id: int | None, *, as_json: bool) -> None:
-    """Show the instances on this node: phase, processes, mount, capacity, and what was kept of ended jobs.
+def status(config_path: Path, job_id: int | None, *, all_nodes: bool, as_json: bool, here: bool) -> None:
+    """Show the instances on this node: phase, health, capacity, transfers, and what was kept of ended jobs.
 
-    Without JOB_ID all of them; within a job, the job's own. Root sees everything, a user what is mounted for them.
+    Without JOB_ID all of them; within a job, the job's own. Root sees everything, a user what is their own. With
+    --all-nodes the exit code is 1 unless all is well on all nodes; root asks them over ssh, a user by a job step.
     """
     from beeond_ctl.cli import show
 
     chosen = job_id
     if chosen is None and os.environ.get("BEEOND_JOB_ID", "").isdigit():
         chosen = int(os.environ["BEEOND_JOB_ID"])
-    show.status(configuration.load(config_path), chosen, as_json=as_json)
+    config = configuration.load(config_path)
+    if here or not all_nodes:
+        show.status(config, chosen, as_json=as_json, on_one_line=here)
+        return
+    if chosen is None:
+        raise UsageError("--all-nodes: of which job? Name it")
+    from beeond_ctl.lifecycle import gather
+
+    if not show.everywhere(*gather.status(config, chosen), as_json=as_json):
+        raise click.exceptions.Exit(1)
+
+
+# --- report -----------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("job_id", type=click.IntRange(1))
+@click.option(
+    "-w",
+    "--nodes",
+    "node_list",
+    help="The job's nodes: n[1-3]. For root, where this host does not know them.",
+)
+@_AS_JSON
+@click.option(
+    "--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write a page that needs nothing else."
+)
+@click.option("--here", is_flag=True, hidden=True, help="This node's events, for another node.")
+@click.pass_obj
+def report(
+    config_path: Path, job_id: int, node_list: str | None, *, as_json: bool, html: str | None, here: bool
+) -> None:
+    """Show where a job's time and bytes went: steps and who was waited for, transfers, faults, wiped targets.
+
+    Users see their own jobs, from when they have ended; root sees all, and asks the job's nodes over ssh for what they
+    have not told yet.
+    """
+    from beeond_ctl.cli import show
+    from beeond_ctl.lifecycle import gather
+
+    config = configuration.load(config_path)
+    if here:
+        _as_root("report --here")
+        click.echo(gather.here(config, job_id))
+        return
+    show.report(job_id, *gather.gather(config, job_id, node_list), as_json=as_json, html=html)
 
 
 # --- check ------------------------------------------------------------------------------------------------
 
 
 @cli.command()
+@click.option(
+    "--only-configuration", is_flag=True, help="Look at the file alone: to check a new one, anywhere."
+)
 @_AS_JSON
 @click.pass_obj
-def check(config_path: Path, *, as_json: bool) -> None:
+def check(config_path: Path, *, only_configuration: bool, as_json: bool) -> None:
     """Does this node fit: configuration, secret, devices, programs, and Slurm's own settings?
 
     Run it as root on a compute node. Prints a line for each thing looked at: ok, warn (works, but will bite) or fail.
@@ -148,6 +202,9 @@ def check(config_path: Path, *, as_json: bool) -> None:
     from beeond_ctl import check as checks
     from beeond_ctl.cli import show
 
+    if only_configuration:
+        configuration.load(config_path)
+        return
     if not show.checks(checks.check_node(config_path), as_json=as_json):
         raise click.exceptions.Exit(1)
 
@@ -157,26 +214,106 @@ def check(config_path: Path, *, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option(
+    "--deadline", "deadline_s", type=click.FloatRange(1), metavar="SECONDS",
+    help="Begin nothing after that; what is left is for the next sweep.",
+)  # fmt: skip
 @_AS_JSON
 @click.pass_obj
-def sweep(config_path: Path, *, dry_run: bool, as_json: bool) -> None:
+def sweep(config_path: Path, *, dry_run: bool, deadline_s: float | None, as_json: bool) -> None:
     """Find what dead jobs left on this node, and remove it. For root; at boot, from a timer, or by hand.
 
     Live instances are left alone. Data that is owed a stage-out is kept, the node drained, and the command named that
-    finishes it. Exit code 1 if something is stuck and needs a person.
+    finishes it. What is stuck drains the node too, until a sweep finds it gone. Exit code 1 if something needs a
+    person: it is stuck, was kept for longer than sweep.kept_days, or Slurm does not say whether its job lives.
     """
     from beeond_ctl.cli import show
     from beeond_ctl.lifecycle.sweep import sweep as run
 
     _as_root("sweep")
-    if not show.leftovers(run(configuration.load(config_path), dry_run=dry_run), as_json=as_json):
+    found = run(configuration.load(config_path), dry_run=dry_run, deadline_s=deadline_s)
+    if not show.leftovers(found, as_json=as_json):
         raise click.exceptions.Exit(1)
+
+
+# --- secret -----------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def secret() -> None:
+    """Make the site secret on this node, or rotate it while jobs run. For root; see the admin guide.
+
+    Secrets are shown by name only. A name is derived from the secret and does not lead back to it.
+    """
+    _as_root("secret")
+
+
+@secret.command("show")
+@_AS_JSON
+@click.pass_obj
+def secret_show(config_path: Path, *, as_json: bool) -> None:
+    """Name the current secret, those that are accepted besides, and which of these instances still use."""
+    from beeond_ctl.cli import show
+    from beeond_ctl.lifecycle import secret as secrets
+
+    show.secrets(secrets.names(configuration.load(config_path)), as_json=as_json)
+
+
+@secret.command("add")
+@click.pass_obj
+def secret_add(config_path: Path) -> None:
+    """Make a new secret and print its name: the current one where there is none, else an accepted one."""
+    from beeond_ctl.lifecycle import secret as secrets
+
+    click.echo(secrets.add(configuration.load(config_path)))
+
+
+@secret.command("export")
+@click.pass_obj
+def secret_export(config_path: Path) -> None:
+    """Print this node's secrets, for `learn` on another node. Never store the output, or show it."""
+    from beeond_ctl.lifecycle import secret as secrets
+
+    click.echo(secrets.export(configuration.load(config_path)), nl=False)
+
+
+@secret.command("learn")
+@click.pass_obj
+def secret_learn(config_path: Path) -> None:
+    """Accept what `export` of another node printed, from stdin; a node without a secret has the same then."""
+    from beeond_ctl.lifecycle import secret as secrets
+
+    _say_changed(changed=secrets.learn(configuration.load(config_path), sys.stdin.buffer.read(1 << 20)))
+
+
+@secret.command("use")
+@click.argument("name")
+@click.pass_obj
+def secret_use(config_path: Path, name: str) -> None:
+    """Give new instances the secret called NAME from now on; the one before stays accepted."""
+    from beeond_ctl.lifecycle import secret as secrets
+
+    _say_changed(changed=secrets.use(configuration.load(config_path), name))
+
+
+@secret.command("forget")
+@click.pass_obj
+def secret_forget(config_path: Path) -> None:
+    """Drop what is accepted besides the current secret, but for what instances on this node still use."""
+    from beeond_ctl.lifecycle import secret as secrets
+
+    _say_changed(changed=secrets.forget(configuration.load(config_path)))
+
+
+def _say_changed(*, changed: bool) -> None:
+    click.echo("changed" if changed else "unchanged")
 
 
 # --- stage ------------------------------------------------------------------------------------------------
 
 
 cli.add_command(stage)
+cli.add_command(flush)
 
 
 # --- recover ----------------------------------------------------------------------------------------------
@@ -380,12 +517,19 @@ def epilog() -> int:
     return run(os.environ)
 
 
-@cli.command(hidden=True)
-@click.argument("hook", type=click.Choice(["setup", "data_out"]))
-@click.argument("job_id", type=click.IntRange(1))
-@click.pass_obj
-def bb(config_path: Path, hook: str, job_id: int) -> None:
-    """What burst_buffer.lua asks of the controller, where slurmctld runs, as SlurmUser."""
-    from beeond_ctl import bb as hooks
+@cli.group()
+def bb() -> None:
+    """For the hosts of slurmctld: what burst_buffer.lua needs and calls."""
 
-    {"setup": hooks.setup, "data_out": hooks.data_out}[hook](config_path, job_id)
+
+@bb.command()
+@click.pass_obj
+def limits(config_path: Path) -> None:
+    """Print what has to be known beside slurmctld of the site's configuration, for /etc/beeond-ctl/limits.
+
+    burst_buffer.lua reads that file to refuse at the prompt what the site does not offer. Make it again when the
+    configuration changes.
+    """
+    from beeond_ctl.limits import make_limits
+
+    click.echo(make_limits(configuration.load(config_path)), nl=False)

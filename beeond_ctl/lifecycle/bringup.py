@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beeond_ctl import bb, slurm, storage, supervisor
+from beeond_ctl import bb, slurm, storage
 from beeond_ctl import config as configuration
 from beeond_ctl import state as states
 from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
@@ -45,11 +45,12 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     )
     here = Here(config, state)
     with (
+        guard.accounted(config, where.node, where.job.job_id, ends=False),
         guard.draining(config, where.node, where.job.job_id),
         states.locked(config.paths.run, where.job.job_id, "try again", wait_s=guard.LOCK_S),
     ):
         states.create(config.paths.run, state)
-        here.events.log("prolog", nodes=slurm.fold_nodes(where.nodes), user=where.job.user)
+        here.log_begin("prolog")
         try:
             with here.events.timed("bring-up"), guard.interruptible():
                 if has_directives and not _learn(here, request):
@@ -57,17 +58,18 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
                     return 0
                 bring_up(here)
         except (UserError, RequestError) as error:
-            _give_up(here, one_line(error))
+            _give_up(here, one_line(error), "user")
         except JobGoneError as error:
             here.events.log("gone", message=one_line(error))
-            _give_up(here, one_line(error))
+            _give_up(here, one_line(error), "gone")
         except PeerError as error:
             text = one_line(error)
-            _give_up(here, text if error.user_fault else f"no file system for this job: {text}")
+            whose = "user" if error.user_fault else "peer"
+            _give_up(here, text if error.user_fault else f"no file system for this job: {text}", whose)
             if not error.user_fault and here.leads:
                 _drain_missing(here, error)
         except BaseException as error:
-            _give_up(here, f"no file system for this job: {here.node}: {one_line(error)}")
+            _give_up(here, f"no file system for this job: {here.node}: {one_line(error)}", "node")
             raise
     return 0
 
@@ -77,7 +79,7 @@ def bring_up(here: Here) -> None:
 
     Raises UserError, RequestError, JobGoneError, PeerError or NodeError; tear-down finds what was made until then.
     """
-    _ = here.first_plan  # an impossible request ends here, on every node alike
+    here.events.log("planned", backend=here.first_plan.backend, targets=len(here.first_plan.targets))
     storage.name_instance(here.first_plan)
     staging = stage.Stage(here, inward=True)
     with (
@@ -90,7 +92,7 @@ def bring_up(here: Here) -> None:
             job_id = here.state.job.job_id
             free = claims.claim_ports(here.config.paths.run, job_id, port_blocks(here.config, here.state.job))
             storage.prepare(here.plan, here.node)
-            if here.backend.ROOT_IS_DATA:
+            if here.backend.ROOT_IS_DATA and here.serves:
                 # Before anything is mounted: GlusterFS's clients keep the owner of the root they saw first.
                 for target in here.plan.targets:
                     _give_to_user(here, target.data)
@@ -99,13 +101,14 @@ def bring_up(here: Here) -> None:
             storage.set_names(here.plan, here.state.names)
         stage.check_destinations(here)
         steps.start_services(here, team)
-        steps.mount(here)
+        steps.mount_and_settle(here, team)
         _probe(here, team)
         if here.request.stage_in:
             here.enter("staging-in")
             staging.run(team)
         _announce(here)
         steps.meet(here, team, "ready", here.config.deadlines.meet)
+        here.events.log("usable", took=here.events.took())
 
 
 def _learn(here: Here, request: str | None) -> bool:
@@ -153,15 +156,15 @@ def _drain_missing(here: Here, error: PeerError) -> None:
                 here.events.log("not-drained", peer=node, message=one_line(failure))
 
 
-def _give_up(here: Here, text: str) -> None:
-    """Undo everything, and leave the text that fails the job."""
+def _give_up(here: Here, text: str, fault: str) -> None:
+    """Undo everything, and leave the text that fails the job. `fault` says whose it was, for the event log."""
     if here.state.phase != "claimed":  # an impossible request has made nothing, and has no plan to remove
         with here.events.timed("roll-back"):
             steps.roll_back(here)
     here.state.reason = text
     states.write_atomically(here.run_dir / "failure", text + "\n")
     here.enter("failed")
-    here.events.log("gave-up", message=text)
+    here.events.log("gave-up", message=text, fault=fault)
 
 
 def _names(here: Here) -> dict[str, Any]:
@@ -191,11 +194,8 @@ def _probe(here: Here, team: Team) -> None:
     before = plan.nodes[plan.node_index[here.node] - 1]
     with here.events.timed("probe"):
         probe.within(deadline_s, f"{here.node}: {point} does not answer", partial(probe.check, point, before))
-        if here.leads:
-            for command in here.backend.settle(plan, here.keys):
-                supervisor.run(command, search_path=here.config.backend.path, deadline_s=deadline_s)
-            if not here.backend.ROOT_IS_DATA:
-                _give_to_user(here, str(point))
+        if here.leads and not here.backend.ROOT_IS_DATA:
+            _give_to_user(here, str(point))
     steps.meet(here, team, "probed", deadline_s)
 
 

@@ -75,12 +75,16 @@ def claim_mount(root: str, job_id: int, point: str) -> None:
         path.write_text(str(job_id))
 
 
-def forget_stale(root: str) -> None:
-    """Remove the claims of jobs that are gone."""
+def stale(root: str, *, remove: bool) -> list[str]:
+    """The claims of jobs that are gone, by what they claim; with `remove`, they are gone too."""
+    found = []
     with _claims(root) as directory:
-        for path in directory.iterdir():
+        for path in sorted(directory.iterdir()):
             if _owner(root, path) is None:
-                path.unlink()
+                found.append(path.name.replace("%s", "/").replace("%%", "%"))
+                if remove:
+                    path.unlink()
+    return found
 
 
 def release(root: str, job_id: int) -> None:

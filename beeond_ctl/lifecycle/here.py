@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from beeond_ctl import hints
 from beeond_ctl import state as states
 from beeond_ctl.backends import Backend, Keys, get
+from beeond_ctl.errors import NodeError, RequestError
 from beeond_ctl.events import EventLog
-from beeond_ctl.keys import derive, read_secret
+from beeond_ctl.keys import Secrets, derive, name_of, read_secrets
 from beeond_ctl.plan import Plan, make_plan
 from beeond_ctl.request import JobNames, Request, Transfer, decode, expand
+from beeond_ctl.slurm import fold_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from beeond_ctl.config import SiteConfig
     from beeond_ctl.state import State
+
+_FOR_THE_USER: Final = frozenset(["ready", "staging-out", "retained"])
 
 
 @dataclass
@@ -28,6 +33,8 @@ class Here:
 
     config: SiteConfig
     state: State
+    transferred: list[dict[str, Any]] = field(default_factory=list)
+    """What came of the transfers that this process took part in."""
 
     @property
     def node(self) -> str:
@@ -67,6 +74,11 @@ class Here:
         return state.ran and bool(self.request.stage_out) and not (state.proved or state.given_up)
 
     @property
+    def serves(self) -> bool:
+        """Whether this node holds data of the instance; otherwise it only mounts."""
+        return self.node in self.first_plan.servers
+
+    @property
     def leads(self) -> bool:
         """Whether this node is the leader."""
         return self.node == self.first_plan.leader
@@ -77,23 +89,68 @@ class Here:
         return states.run_dir(self.config.paths.run, self.state.job.job_id)
 
     @cached_property
+    def _secrets(self) -> Secrets:
+        return read_secrets(Path(self.config.paths.secret))
+
+    @property
     def _secret(self) -> bytes:
-        return read_secret(Path(self.config.paths.secret))
+        """What the instance was made with, or is about to be if this node leads. Raises ConfigError, NodeError."""
+        name = self.state.secret
+        found = self._secrets.find(name) if name else self._secrets.current
+        if found is None:
+            raise NodeError(
+                f"the site secret {name} of job {self.state.job.job_id} is no longer in {self.config.paths.secret}; "
+                f"run: beeond-ctl recover {self.state.job.job_id}"
+            )
+        return found
+
+    @property
+    def secret_name(self) -> str:
+        """Names the secret that `key` uses; tells nothing of it."""
+        return name_of(self._secret)
 
     def key(self, purpose: str) -> bytes:
         """A key of this run of the job, for `purpose` alone."""
         return derive(self._secret, f"{purpose} {self.state.job.run_id}")
 
-    @cached_property
+    def other_keys(self, purpose: str) -> list[bytes]:
+        """What the leader may have in the place of `key`, as long as it is not known which secret it uses."""
+        accepted = () if self.state.secret else self._secrets.accepted
+        return [derive(secret, f"{purpose} {self.state.job.run_id}") for secret in accepted]
+
+    @property
     def keys(self) -> Keys:
         """The backend's secrets."""
         return Keys(authentication=self.key("authentication").hex())
+
+    def log_begin(self, event: str) -> None:
+        """Log that work on a new run of the job begins here."""
+        job = self.state.job
+        nodes = fold_nodes(self.state.nodes)
+        self.events.log(event, nodes=nodes, user=job.user, uid=job.uid, run=job.run_id)
 
     def enter(self, phase: str) -> None:
         """Write down that the step of `phase` comes next."""
         self.state.phase = phase
         self.save()
         self.events.log("phase", phase=phase)
+        if phase in _FOR_THE_USER:
+            hints.write(self.config.paths.run, self.state.job.job_id, self.state.job.uid, self._hint())
+
+    def _hint(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "job": state.job.job_id, "user": state.job.user, "node": state.node, "phase": state.phase,
+            "nodes": fold_nodes(state.nodes), "backend": self.first_plan.backend, "mount": state.mount,
+            "reason": state.reason or None, "took": self.events.took(), "transfers": self.transferred,
+            "places": self._places(),
+        }  # fmt: skip
+
+    def _places(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Where what is below $BEEOND is to be staged out: source, destination, flags. For `flush` and `status`."""
+        with suppress(RequestError):  # is raised where it matters
+            return [(each.source, each.destination, each.flags) for each in self.transfers(inward=False)]
+        return []
 
     def save(self) -> None:
         """Write the state as it is now."""

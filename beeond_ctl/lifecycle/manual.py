@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from beeond_ctl import config as configuration
 from beeond_ctl import slurm
 from beeond_ctl import state as states
-from beeond_ctl.errors import NodeError, UsageError, one_line
+from beeond_ctl.errors import NodeError, PeerError, UsageError, one_line
 from beeond_ctl.launch import fold, on_nodes
 from beeond_ctl.lifecycle import bringup, guard, steps, teardown
 from beeond_ctl.lifecycle.here import Here
@@ -144,14 +144,18 @@ def up_here(config_path: Path, word: str) -> None:
     if found != job.uid:
         raise NodeError(f"{state.node}: user {job.user} is {found} here and {job.uid} where `up` was typed")
     here = Here(config, state)
-    with states.locked(config.paths.run, job.job_id, "try again"):
+    with (
+        guard.accounted(config, state.node, job.job_id, ends=False),
+        states.locked(config.paths.run, job.job_id, "try again"),
+    ):
         states.create(config.paths.run, state)
-        here.events.log("up", nodes=slurm.fold_nodes(nodes), user=job.user)
+        here.log_begin("up")
         try:
             with here.events.timed("bring-up"), guard.interruptible():
                 bringup.bring_up(here)
         except BaseException as error:
-            here.events.log("gave-up", message=one_line(error))
+            fault = "peer" if isinstance(error, PeerError) else "node"
+            here.events.log("gave-up", message=one_line(error), fault=fault)
             if here.state.phase != "claimed":
                 steps.remove_instance(here)
             steps.forget(here)
@@ -173,7 +177,11 @@ def down_here(config: SiteConfig, run_id: int) -> None:
             return
         here = Here(configuration.SiteConfig.model_validate(state.config), state)
         here.events.log("down")
-        with here.events.timed("tear-down"), guard.interruptible():
+        with (
+            guard.accounted(config, here.node, run_id, ends=True),
+            here.events.timed("tear-down"),
+            guard.interruptible(),
+        ):
             teardown.end(here, "down", prepare=teardown.revive)
 
 

@@ -104,18 +104,24 @@ def on_this_node(
             running = alive(config, job_id) if state is not None or recorded(config, job_id) else ""
             if running:
                 raise NodeError(f"job {job_id} is not over ({running}); there is nothing to recover yet")
-        state = state or _rebuild(config, job_id)
+        state = state or rebuild(config, job_id)
         if state is None:
             sys.stdout.write(f"nothing left of job {job_id}\n")
             return
         here = Here(SiteConfig.model_validate(state.config), state)
         here.events.log("recover", discard=discard, proved=proved)
-        with guard.draining(config, here.node, job_id), here.events.timed("recovery"), guard.interruptible():
+        with (
+            guard.accounted(config, here.node, job_id, ends=True),
+            guard.draining(config, here.node, job_id),
+            here.events.timed("recovery"),
+            guard.interruptible(),
+        ):
             # Written down, so that a wipe that is cut off is not taken for kept data.
             state.proved = state.proved or proved == state.job.run_id
             state.given_up = state.given_up or discard
+            state.secret = ""  # all is started anew, with the secret that the leader has now
             here.save()
-            if not here.owed:
+            if not here.owed or not here.serves:  # a node that only mounted has nothing to give
                 steps.remove_instance(here)
                 steps.forget(here)
             else:
@@ -124,8 +130,8 @@ def on_this_node(
         _resume(config, here, job_id)
 
 
-def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
-    """The state as the records on the devices tell it: `/run` is empty after a reboot."""
+def rebuild(config: SiteConfig, job_id: int) -> states.State | None:
+    """The state as the records on the devices tell it, written down: `/run` is empty after a reboot."""
     records = recorded(config, job_id)
     if not records:
         return None
@@ -136,7 +142,8 @@ def _rebuild(config: SiteConfig, job_id: int) -> states.State | None:
 
 def _owners(config: SiteConfig, job_id: int, state: states.State | None) -> set[int]:
     """The users whose data this node has for a job."""
-    return {each.job.uid for each in (*recorded(config, job_id), *([state] if state else []))}
+    found = {record.job.uid for record in recorded(config, job_id)}
+    return found | {state.job.uid} if state else found
 
 
 def recorded(config: SiteConfig, job_id: int) -> list[storage.Record]:
@@ -160,7 +167,8 @@ def state_of(records: Sequence[storage.Record]) -> states.State:
     state = states.State(
         job=record.job, nodes=record.nodes, node=record.node, request=record.request, block=record.block,
         config=record.config, phase="retained", ran=all(other.phase != "wiping" for other in records),
-        names=record.names, mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
+        names=record.names,
+        mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
     )  # fmt: skip
     wanted = [target.home for target in Here(made_with, state).first_plan.targets]
     if state.ran and sorted(known) != sorted(wanted):
@@ -192,7 +200,7 @@ def _restart(here: Here, team: Team) -> None:
     )
     steps.agree_on_ports(here, team, free, here.state.names)
     steps.start_services(here, team)
-    steps.mount(here)
+    steps.mount_and_settle(here, team, fresh=False)
     here.enter("staging-out")
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from beeond_ctl import slurm
+from beeond_ctl import flushes, slurm
 from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
 from beeond_ctl.lifecycle import steps
 from beeond_ctl.request import printable
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _ASK_S = 60.0
 _GONE = "the job was cancelled"
+_SAMPLE_S = 1.0
+"""Seconds between two looks at how far a transfer is; twice as many after each `_SAMPLES` looks."""
+_SAMPLES = 240
 
 
 class Stage:
@@ -49,8 +53,12 @@ class Stage:
         """
         for index, transfer in enumerate(self._here.transfers(inward=self._inward)):
             with self._here.events.timed("stage-in" if self._inward else "stage-out") as extra:
+                extra |= {"transfer": index, "source": transfer.source, "destination": transfer.destination}
                 summary = self._transfer(team, index, transfer)
                 extra["summary"] = summary
+                self._here.transferred.append(_in_short(transfer, summary, inward=self._inward))
+                if index in self._coordinators:
+                    extra["by_node"] = self._coordinators[index].progress().bytes_by_node
             if summary["cancelled"] == _GONE:
                 raise JobGoneError(f"job {self._here.state.job.job_id}: {_GONE} during its stage-in")
             if not (summary["proved"] or (summary["missing"] and not self._inward and self._trust_missing)):
@@ -66,7 +74,8 @@ class Stage:
         Raises RetainedError when a server or client died meanwhile: it may have taken files out of sight.
         """
         here = self._here
-        damage = team.meet("proved", {"damage": steps.damage(here)}, here.config.deadlines.meet)["damage"]
+        told = steps.meet(here, team, "proved", here.config.deadlines.meet, damage=steps.damage(here))
+        damage = told["damage"]
         if damage:
             raise RetainedError(f"the file system broke while it was copied: {damage}")
         here.state.proved = True
@@ -87,10 +96,12 @@ class Stage:
         from beeond_ctl.staging.worker import serve
 
         here = self._here
-        user = _identity(here)
+        user = identity(here)
         if here.leads:
+            if "delete" in transfer.flags:
+                self._announce_deletion(index, transfer, user)
             self._coordinators[index] = self._coordinator(transfer, user)
-        watch = _Watch(here, self._coordinators.get(index), inward=self._inward)
+        watch = _Watch(here, self._coordinators.get(index), index, inward=self._inward)
         stop = threading.Event()
         with watch:
             serve(
@@ -101,6 +112,16 @@ class Stage:
                 processes=here.config.staging.workers or None,
             )
             return team.meet(f"staged-{index}", {}, here.config.deadlines.stall)
+
+    def _announce_deletion(self, index: int, transfer: Transfer, user: Identity) -> None:
+        """Have it in the event log what is going to be deleted, before it is."""
+        from beeond_ctl.staging.preview import look_as
+
+        try:
+            doomed = look_as(self._job(transfer), user, within_s=self._here.config.deadlines.start)
+        except OSError as error:
+            doomed = {"problem": str(error)}
+        self._here.events.log("deletes", transfer=index, destination=transfer.destination, **doomed)
 
     def _coordinator(self, transfer: Transfer, user: Identity) -> Coordinator:
         from beeond_ctl.staging.coordinator import Coordinator
@@ -127,7 +148,9 @@ class Stage:
         source, destination = os.fsencode(transfer.source), os.fsencode(transfer.destination)
         if self._inward:
             return Job(source, top + destination, transfer.flags, durable=False)
-        return Job(top + source, destination, transfer.flags)
+        return Job(
+            top + source, destination, transfer.flags, flushes=top + os.fsencode(flushes.NAME), alone=True
+        )
 
     # --- on the leader --------------------------------------------------------------------------------
 
@@ -167,7 +190,7 @@ def check_destinations(here: Here) -> None:
         return
     paths = [os.fsencode(transfer.destination) for transfer in transfers]
     with here.events.timed("destinations"):
-        found = unwritable(paths, _identity(here), here.config.deadlines.start)
+        found = unwritable(paths, identity(here), here.config.deadlines.start)
     for path, reason in found:
         raise UserError(
             f"stage-out to {printable(os.fsdecode(path))}: {reason}; name a place that you may write"
@@ -175,10 +198,13 @@ def check_destinations(here: Here) -> None:
 
 
 class _Watch:
-    """On the leader: ends a transfer that stands still, or whose job is gone. Elsewhere it does nothing."""
+    """On the leader: ends a transfer that stands still, or whose job is gone, and logs how far it is.
 
-    def __init__(self, here: Here, coordinator: Coordinator | None, *, inward: bool) -> None:
-        self._here, self._coordinator, self._inward = here, coordinator, inward
+    Elsewhere it does nothing.
+    """
+
+    def __init__(self, here: Here, coordinator: Coordinator | None, index: int, *, inward: bool) -> None:
+        self._here, self._coordinator, self._index, self._inward = here, coordinator, index, inward
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -196,8 +222,20 @@ class _Watch:
         coordinator = self._coordinator
         assert coordinator is not None  # noqa: S101
         config, job_id = self._here.config, self._here.state.job.job_id
-        while not self._done.wait(config.staging.job_check) and not coordinator.finished():
-            if coordinator.progress().idle_s > config.deadlines.stall:
+        looked = sampled = time.monotonic()
+        samples = 0
+        while not self._done.wait(min(_SAMPLE_S, config.staging.job_check)) and not coordinator.finished():
+            now, progress = time.monotonic(), coordinator.progress()
+            if now - sampled >= _SAMPLE_S * 2 ** (samples // _SAMPLES):
+                self._here.events.log(
+                    "progress", transfer=self._index, inward=self._inward,
+                    bytes=progress.bytes_done, entries=progress.entries_done,
+                )  # fmt: skip
+                sampled, samples = now, samples + 1
+            if now - looked < config.staging.job_check:
+                continue
+            looked = now
+            if progress.idle_s > config.deadlines.stall:
                 coordinator.cancel(
                     f"nothing was copied for {config.deadlines.stall:.0f} s; is global storage there?"
                 )
@@ -206,7 +244,7 @@ class _Watch:
                     coordinator.cancel(_GONE)
 
 
-def _identity(here: Here) -> Identity:
+def identity(here: Here) -> Identity:
     """The job's user with that user's groups. Raises NodeError when this node does not know the user."""
     from beeond_ctl.staging.transfer import Identity
 
@@ -225,6 +263,19 @@ def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:
     shown = printable(path)
     reasons = "; ".join(summary["problems"]) or summary["cancelled"] or "no proof"
     return f"{name} {'of' if inward else 'to'} {shown}: {reasons}"
+
+
+def _in_short(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> dict[str, Any]:
+    """For `status`."""
+    return {
+        "direction": "in" if inward else "out",
+        "source": printable(transfer.source),
+        "destination": printable(transfer.destination),
+        "proved": summary["proved"],
+        "entries": summary["copied"] + summary["skipped"],
+        "bytes": summary["bytes"],
+        "seconds": summary["seconds"],
+    }
 
 
 def _ignore(_: object) -> None:

@@ -11,16 +11,16 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from beeond_ctl import mounts, storage, supervisor
+from beeond_ctl import hints, mounts, storage, supervisor
 from beeond_ctl.errors import NodeError, PeerError, one_line
 from beeond_ctl.lifecycle import claims
 from beeond_ctl.lifecycle.team import open_team
 from beeond_ctl.plan import port_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from beeond_ctl.backends import Question, Service
+    from beeond_ctl.backends import Answer, Question, Service
     from beeond_ctl.lifecycle.here import Here
     from beeond_ctl.lifecycle.team import Combine, Team
 
@@ -32,14 +32,19 @@ def meet(here: Here, team: Team, point: str, timeout_s: float, **report: Any) ->
 
 
 def combine(here: Here) -> dict[str, Combine]:
-    """The leader's part of the meetings of `agree_on_ports` and `start_services`."""
-    return {"prepared": partial(_agree, here), "registered": _see_that_none_is_missing}
+    """The leader's part of the meetings of `agree_on_ports`, `start_services` and `mount_and_settle`."""
+    return {
+        "prepared": partial(_agree, here),
+        "registered": _see_that_none_is_missing,
+        "settled": _see_that_none_is_missing,
+    }
 
 
 def _agree(here: Here, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The leader's choice: the first block that is free everywhere. Raises PeerError for nodes of another edition."""
     edition = here.state.edition
-    others = {node: report["edition"] for node, report in reports.items() if report["edition"] != edition}
+    found_on = {node: report["edition"] for node, report in reports.items()}
+    others = {node: other for node, other in found_on.items() if other not in {edition, None}}
     if others:
         found = ", ".join(f"{node} has {other}" for node, other in others.items())
         raise PeerError(
@@ -48,8 +53,9 @@ def _agree(here: Here, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
         )
     for block in port_blocks(here.config, here.state.job):
         if all(block in report["free"] for report in reports.values()):
-            return {"block": block, "names": _known_names(reports)}
-    return {"block": None, "names": {}}
+            names = _known_names(reports)
+            return {"block": block, "names": names, "secret": here.secret_name, "edition": edition}
+    return {"block": None}
 
 
 def _known_names(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -58,14 +64,14 @@ def _known_names(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def agree_on_ports(here: Here, team: Team, free: list[int], names: dict[str, Any]) -> None:
-    """Meet at `prepared`, and take the port block and the names that the leader tells. Raises NodeError."""
+    """Meet at `prepared`; take the port block, the names and the secret that the leader tells. Raises NodeError."""
     search_path = here.config.backend.path
-    here.state.edition = here.backend.edition(
-        here.config, lambda name: supervisor.find_program(name, search_path)
-    )
+    found = None  # a node that only mounts need not have the servers' programs, and takes the leader's word
+    if here.serves:
+        found = here.backend.edition(here.config, lambda name: supervisor.find_program(name, search_path))
+        here.state.edition = found
     answer = meet(
-        here, team, "prepared", here.config.deadlines.meet,
-        free=free, names=names, edition=here.state.edition,
+        here, team, "prepared", here.config.deadlines.meet, free=free, names=names, edition=found
     )  # fmt: skip
     if answer["block"] is None:
         raise PeerError(
@@ -73,58 +79,130 @@ def agree_on_ports(here: Here, team: Team, free: list[int], names: dict[str, Any
             "or see what listens there (ss -ltnp)"
         )
     here.state.block, here.state.names = answer["block"], answer["names"]
+    here.state.secret, here.state.edition = answer["secret"], answer["edition"]
     claims.keep_ports(here.config.paths.run, here.state.job.job_id, answer["block"])
     here.save()
 
 
 def start_services(here: Here, team: Team) -> None:
-    """Start all servers of this node at once, and meet when those of all nodes serve and know each other.
+    """Start all servers of this node at once, and meet when those of all nodes serve and are registered.
 
     Where the servers are managed, they are started when their manager, on the leader, is ready.
     """
     deadline_s = here.config.deadlines.start
     services = here.backend.services(here.plan, here.node, here.keys)
+    questions = here.backend.membership(here.plan, here.keys) if here.leads else ()
     with here.step("starting") as extra:
         extra["services"] = len(services)
         if here.backend.MANAGED:
-            start(here, [service for service in services if service.first])
+            start(here, [service for service in services if service.first], check=team.check)
             meet(here, team, "managed", deadline_s)
-        start(here, [service for service in services if not service.first])
+        started = launch(here, [service for service in services if not service.first])
+        for question in questions[:1]:
+            _see_that_it_answers(here, question)
+        supervisor.wait_ready(started, deadline_s=deadline_s, check=team.check)
     meet(here, team, "serving", deadline_s)
-    questions = here.backend.membership(here.plan, here.keys)
-    if questions:
-        missing = _wait_for_members(here, team, questions) if here.leads else {}
+    if here.backend.MANAGED:
+        missing = _wait_for_members(here, team, questions, "registering") if here.leads else {}
         late_s = here.config.deadlines.silence  # the leader asks until its deadline
         meet(here, team, "registered", deadline_s + late_s, missing=missing)
+        _start_again(here, team, [service for service in services if service.twice])
+
+
+def _start_again(here: Here, team: Team, services: Sequence[Service]) -> None:
+    """Start `services` a second time, now that all others are registered. Killed, since they have no clients yet."""
+    with here.events.timed("starting again"):
+        for service in services:
+            supervisor.kill(supervisor.Process(service.name, *here.state.processes[service.name]))
+        start(here, services, check=team.check)
+    meet(here, team, "acquainted", here.config.deadlines.start)
+
+
+def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> None:
+    """Mount, and see that the file system is fit for use and laid out as it was asked for.
+
+    Which comes first is the file system's matter. `fresh` is one that is not laid out yet. Raises NodeError, PeerError.
+    """
+    if here.backend.mounts_early(here.plan):
+        mount(here)
+        _settle(here, team, fresh=fresh)
+    else:
+        _settle(here, team, fresh=fresh)
+        mount(here)
+
+
+def _settle(here: Here, team: Team, *, fresh: bool) -> None:
+    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`."""
+    if not here.backend.MANAGED:
+        return
+    deadline_s, missing = here.config.deadlines.start, {}
+    if here.leads:
+        missing = _wait_for_members(here, team, here.backend.usable(here.plan, here.keys), "becoming usable")
+        commands = here.backend.arrange(here.plan, here.keys) if fresh and not missing else ()
+        with here.events.timed("arranging"):
+            for command in commands:
+                supervisor.run(command, search_path=here.config.backend.path, deadline_s=deadline_s)
+        if commands and not missing:  # what was arranged may have begun a resynchronisation
+            missing = _wait_for_members(
+                here, team, here.backend.usable(here.plan, here.keys), "becoming whole"
+            )
+    late_s = here.config.deadlines.silence  # the leader asks until its deadline
+    meet(here, team, "settled", 3 * deadline_s + late_s, missing=missing)
 
 
 _ASK_AGAIN_S: Final = 0.05
 """Seconds between two questions: a program is run for each, on the leader alone."""
 
 
-def _wait_for_members(here: Here, team: Team, questions: Sequence[Question]) -> dict[str, str]:
+def _see_that_it_answers(here: Here, question: Question) -> None:
+    """See that the manager answers, while servers start that would wait for it for ever.
+
+    Raises NodeError naming it: otherwise each node would take its own servers to be at fault.
+    """
+    deadline = time.monotonic() + here.config.deadlines.silence
+    while True:
+        left_s = max(1.0, deadline - time.monotonic())
+        answer = supervisor.ask(question.command, search_path=here.config.backend.path, deadline_s=left_s)
+        if answer is not None and question.answered(answer):
+            return
+        if time.monotonic() > deadline:
+            raise _silent(here, answer)
+        time.sleep(_ASK_AGAIN_S)
+
+
+def _silent(here: Here, answer: Answer | None) -> NodeError:
+    name = here.backend.MANAGED
+    said = "nothing" if answer is None else " ".join(answer.errors.decode(errors="replace").split())[-200:]
+    return NodeError(
+        f"{name} on {here.node} listens and does not answer ({said or 'nothing'}); see its log, and its device"
+    )
+
+
+def _wait_for_members(here: Here, team: Team, questions: Sequence[Question], what: str) -> dict[str, str]:
     """Ask until nobody is missing, or the deadline has passed; who is missing then, and what of them.
 
-    Raises PeerError when a node fails meanwhile.
+    Raises PeerError when a node fails meanwhile, NodeError when there is no answer.
     """
     search_path, deadline_s = here.config.backend.path, here.config.deadlines.start
     deadline = time.monotonic() + deadline_s
-    missing: dict[str, str] = {}
-    with here.events.timed("registering"):
+    with here.events.timed(what) as extra:
+        extra["asked"] = 0
         for question in questions:
-            while missing := question.missing(
-                supervisor.run(
-                    question.command,
-                    search_path=search_path,
-                    deadline_s=max(1.0, deadline - time.monotonic()),
-                    check=False,
-                )
-            ):
+            while True:
+                left_s = max(1.0, deadline - time.monotonic())
+                answer = supervisor.ask(question.command, search_path=search_path, deadline_s=left_s)
+                extra["asked"] += 1
+                missing = question.missing(answer.output) if answer else {}
+                there = answer is not None and question.answered(answer)
+                if there and not missing:
+                    break
                 team.check()
                 if time.monotonic() > deadline:
+                    if not there:
+                        raise _silent(here, answer)
                     return missing
                 time.sleep(_ASK_AGAIN_S)
-    return missing
+    return {}
 
 
 def _see_that_none_is_missing(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -135,14 +213,19 @@ def _see_that_none_is_missing(reports: dict[str, dict[str, Any]]) -> dict[str, A
     return {}
 
 
-def start(here: Here, services: Sequence[Service]) -> None:
-    """Start `services` and wait until they are ready. Raises NodeError."""
+def start(here: Here, services: Sequence[Service], *, check: Callable[[], object] = bool) -> None:
+    """Start `services` and wait until they are ready, or `check` raises something. Raises NodeError."""
+    supervisor.wait_ready(launch(here, services), deadline_s=here.config.deadlines.start, check=check)
+
+
+def launch(here: Here, services: Sequence[Service]) -> list[tuple[Service, supervisor.Process]]:
+    """Start `services`, which need not be ready yet. Raises NodeError."""
 
     def record(process: supervisor.Process) -> None:
         here.state.processes[process.name] = (process.pid, process.start_time)
         here.save()
 
-    started = [
+    return [
         (
             service,
             supervisor.start(
@@ -151,7 +234,6 @@ def start(here: Here, services: Sequence[Service]) -> None:
         )
         for service in services
     ]
-    supervisor.wait_ready(started, deadline_s=here.config.deadlines.start)
 
 
 def mount(here: Here) -> None:
@@ -245,12 +327,16 @@ def stop(here: Here) -> None:
 def wipe(here: Here) -> None:
     """Remove the data and prove that it is gone. Raises NodeError."""
     with here.step("wiping") as extra:
-        receipts = storage.wipe(here.plan, here.config.storage.wipe, deadline_s=here.config.deadlines.wipe)
-        extra["receipts"] = [receipt.as_dict() for receipt in receipts]
+        if here.serves:
+            receipts = storage.wipe(
+                here.plan, here.config.storage.wipe, deadline_s=here.config.deadlines.wipe
+            )
+            extra["receipts"] = [receipt.as_dict() for receipt in receipts]
     claims.release(here.config.paths.run, here.state.job.job_id)
 
 
 def forget(here: Here) -> None:
     """Remove the run directory: the node is clean."""
     here.events.log("clean")
+    hints.remove(here.config.paths.run, here.state.job.job_id)
     shutil.rmtree(here.run_dir)

@@ -62,20 +62,24 @@ def open_team(
 ) -> Iterator[Team]:
     """The team of the job's nodes for `purpose` (prolog, epilog, recover); all have to give the same.
 
+    Who only mounted has no part in a recovery: after a reboot such a node knows nothing of the job.
+
     Raises NodeError when the leader finds no port to listen on.
     """
     plan = here.first_plan
-    if len(plan.nodes) == 1:
+    nodes = plan.servers if purpose == "recover" else plan.nodes
+    if len(nodes) == 1:
         yield _Alone(here.node, combine, handlers)
         return
     from beeond_ctl.rendezvous import Leader, Member
 
     key, silence_s = here.key(f"rendezvous {purpose}"), here.config.deadlines.silence
+    others = here.other_keys(f"rendezvous {purpose}")
     address = plan.address(plan.leader)
     if here.leads:
         with (
             Leader(
-                key, plan.nodes, plan.rendezvous_ports,
+                key, nodes, plan.rendezvous_ports,
                 name=plan.leader, combine=combine, handlers=handlers, silence_s=silence_s,
             ),
             Member(key, here.node, address, plan.rendezvous_ports, leader=plan.leader, silence_s=silence_s) as me,
@@ -83,6 +87,7 @@ def open_team(
             yield me
     else:
         with Member(
-            key, here.node, address, plan.rendezvous_ports, leader=plan.leader, silence_s=silence_s
-        ) as me:
+            key, here.node, address, plan.rendezvous_ports,
+            leader=plan.leader, silence_s=silence_s, other_keys=others,
+        ) as me:  # fmt: skip
             yield me

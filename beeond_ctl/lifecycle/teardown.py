@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from beeond_ctl import config as configuration
 from beeond_ctl import slurm, storage
 from beeond_ctl import state as states
-from beeond_ctl.errors import BeeondError, ConfigError, PeerError, RetainedError, one_line
-from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
+from beeond_ctl.errors import BeeondError, ConfigError, NodeError, PeerError, RetainedError, one_line
+from beeond_ctl.lifecycle import claims, guard, probe, stage, steps, tell
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team
 
@@ -30,6 +30,7 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     with suppress(ConfigError):  # what counts is what was valid at bring-up, and lies in the state
         config = configuration.load(config_path)
     with (
+        guard.accounted(config, node, job_id, ends=True),
         guard.draining(config, node, job_id),
         states.locked(config.paths.run, job_id, "try again", wait_s=guard.LOCK_S),
     ):
@@ -65,7 +66,12 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
     with open_team(here, purpose, combine=combine, handlers=staging.handlers) as team:
         try:
             usable = here.state.phase != "failed"
-            told = steps.meet(here, team, "ending", here.config.deadlines.meet, ran=usable)
+            hurry = owed and purpose == "epilog" and _is_given_up(here)
+            told = steps.meet(here, team, "ending", here.config.deadlines.meet, ran=usable, hurry=hurry)
+            if told["hurry"] and owed:
+                here.state.given_up = True
+                here.save()
+                owed = False
             owed = owed and usable and bool(told["ran"])
             if owed:
                 _see_that_all_ran(told["failed"])
@@ -84,11 +90,19 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
         steps.unmount(here)
         with suppress(PeerError):  # whoever does not come is not waited for twice
             steps.meet(here, team, "unmounted", here.config.deadlines.stop)
-    steps.stop(here)
-    if keep:
-        retain(here, one_line(problem) if problem else "stage-out ended without a proof")
-    steps.wipe(here)
+    why = one_line(problem) if problem else "stage-out ended without a proof"
+    with tell.telling(here, _told(here, why if keep else "") if owed else ""):
+        steps.stop(here)
+        if keep:
+            retain(here, why)
+        steps.wipe(here)
     steps.forget(here)
+
+
+def _told(here: Here, why: str) -> str:
+    """What the user is told of the stage-out; `why` it is not proved."""
+    job_id, nodes = here.state.job.job_id, here.state.nodes
+    return tell.kept(here, why, recovery(job_id, nodes)) if why else tell.staged_out(here)
 
 
 def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -96,7 +110,21 @@ def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "ran": [node for node, report in reports.items() if report["ran"]],
         "failed": [node for node, report in reports.items() if not report["ran"]],
+        "hurry": any(report["hurry"] for report in reports.values()),
     }
+
+
+def _is_given_up(here: Here) -> bool:
+    """Whether the user gave the data up by `scancel --hurry`; asked by the leader alone. What cannot be told is no."""
+    if not here.leads:
+        return False
+    try:
+        given_up = slurm.gave_up(here.config.slurm.path, here.state.job.job_id, here.state.job.restart)
+    except NodeError:
+        return False
+    if given_up:
+        here.events.log("given-up", by="scancel --hurry")
+    return given_up
 
 
 def _see_that_all_ran(failed: list[str]) -> None:
@@ -116,7 +144,10 @@ def _see_that_it_is_whole(here: Here, team: Team) -> None:
 
 def revive(here: Here, team: Team) -> None:
     """Start again what died during the job, so that its data can still be staged out. Raises NodeError or PeerError."""
-    services = here.backend.services(here.plan, here.node, here.keys)
+    services = (
+        *here.backend.services(here.plan, here.node, here.keys),
+        *here.backend.mount(here.plan, here.node, here.keys).helpers,
+    )
     dead = tuple(service for service in services if not steps.lives(here, service.name))
     if dead:
         here.events.log("revived", services=[service.name for service in dead])
@@ -133,7 +164,8 @@ def revive(here: Here, team: Team) -> None:
 def retain(here: Here, why: str) -> None:
     """Keep the data on the devices, with nothing running. Raises RetainedError, whose text is the drain reason."""
     job_id = here.state.job.job_id
-    storage.detach(here.plan, deadline_s=here.config.deadlines.stop)
+    if here.serves:
+        storage.detach(here.plan, deadline_s=here.config.deadlines.stop)
     storage.set_phase(here.plan, "retained")
     claims.release(here.config.paths.run, job_id)
     here.state.reason = why

@@ -67,13 +67,14 @@ class _Port:
 
     number: int
     endpoint: str
+    key: bytes
     retry_at: float = 0.0  # matters while there is no socket
     state: str = "no answer"
     socket: zmq.Socket[bytes] | None = None
     monitor: zmq.Socket[bytes] | None = None
 
-    def open(self, context: zmq.Context[zmq.Socket[bytes]], key: bytes) -> None:
-        self.socket = wire.member_socket(context, key)
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.socket = wire.member_socket(context, self.key)
         self.socket.ipv6 = "[" in self.endpoint
         self.monitor = self.socket.get_monitor_socket(int(_EVENTS))
         self.monitor.linger = 0
@@ -103,9 +104,11 @@ class Member:
         *,
         leader: str | None = None,
         silence_s: float = 10.0,
+        other_keys: Sequence[bytes] = (),
     ) -> None:
         """`leader_host` is a name or address; `leader`, its node name, is for messages (default: the host).
 
+        The leader has `key` or one of `other_keys`, while the site's secret is being rotated.
         A leader that was in contact and is not heard from for `silence_s` is lost.
         """
         self.node = node
@@ -130,7 +133,7 @@ class Member:
         self._beat_at = 0.0
         self._broken_since: float | None = None
 
-        self._key = key
+        self._keys = (key, *other_keys)
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="rendezvous-member", daemon=True)
@@ -231,9 +234,9 @@ class Member:
 
     def _unreached(self) -> str:
         where = f"{self._host}:{','.join(str(port) for port in self._ports)}"
-        states: dict[str, list[str]] = {}
+        states: dict[str, dict[str, None]] = {}
         for port in self._candidates:
-            states.setdefault(port.state, []).append(str(port.number))
+            states.setdefault(port.state, {})[str(port.number)] = None
         why = self._trouble or "; ".join(f"{state} ({', '.join(ports)})" for state, ports in states.items())
         return f"leader {self._leader} was not reached at {where}: {why}; is its Prolog or Epilog running?"
 
@@ -266,13 +269,15 @@ class Member:
         addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
         address = str(addresses[0][4][0])
         self._trouble = ""
-        self._candidates = [_Port(port, wire.host_port(address, port)) for port in self._ports]
+        self._candidates = [
+            _Port(port, wire.host_port(address, port), key) for port in self._ports for key in self._keys
+        ]
 
     def _connect_due(self) -> None:
         now = time.monotonic()
         for port in self._candidates:
             if port.socket is None and port.retry_at <= now:
-                port.open(self._context, self._key)
+                port.open(self._context)
 
     def _poll(self) -> None:
         poller = zmq.Poller()

@@ -37,11 +37,11 @@ def begun(cluster: Cluster) -> bool:
     return cluster.run("login", ["test", "-e", "/global/alice/begun"], check=False).returncode == 0
 
 
-def held(cluster: Cluster, *options: str) -> int:
-    """A job of n1 and n2 that has written its result and waits."""
+def held(cluster: Cluster, *options: str, nodes: str = "n[1-2]") -> int:
+    """A job, of n1 and n2 by default, that has written its result and waits."""
     cluster.wait_idle()
     cluster.run("login", ["rm", "-f", "/global/alice/begun"])
-    job = cluster.submit("alice", HOLD, "-N2", "-w", "n[1-2]", *options)
+    job = cluster.submit("alice", HOLD, "-w", nodes, *options)
     cluster.wait_job(job, "RUNNING")
     wait_for(partial(begun, cluster), 30)
     return job
@@ -90,7 +90,7 @@ def test_a_reboot_leaves_data_that_nobody_is_owed_and_sweep_removes_it(cluster: 
         assert swept(cluster, "n2") == []
     finally:
         put_back(cluster, job)
-    cluster.run("n2", ["mkdir", "-p", "/run/beeond-ctl/jobs", "/mnt/beeond"])
+    cluster.run("n2", ["mkdir", "-p", "/run/beeond-ctl/jobs", "/run/beeond-ctl/users", "/mnt/beeond"])
     cluster.wait_clean(before, timeout_s=10)
 
 
@@ -112,6 +112,28 @@ def test_a_reboot_leaves_data_that_is_owed_and_sweep_keeps_it_for_recover(cluste
         put_back(cluster, job)
 
 
+def test_an_instance_that_lost_its_state_is_found_by_place_and_token(cluster: Cluster) -> None:
+    cluster.write_config(CONFIG.format(kind="image", more='capacity = "600MiB"'))
+    before = cluster.snapshots(["n3"])
+    job = held(cluster, "--beeond=backend=glusterfs", nodes="n3")
+    try:
+        cluster.run("n3", ["rm", f"/run/beeond-ctl/jobs/{job}/state.json"])
+        assert {verdict for _, verdict in swept(cluster, "n3")} == {"live", "unknown"}
+        assert cluster.read("n3", f"/mnt/beeond/{job}/out/{job}") == "result\n"
+        cluster.run("login", ["rm", "/global/alice/begun"])
+        cluster.wait_job(job, "COMPLETED")  # its Epilog knows of nothing
+        assert cluster.processes("n3", "glusterfsd")
+        found = swept(cluster, "n3")
+        assert (f"job {job}", "removed") in found
+        assert {verdict for _, verdict in found} == {"removed"}
+        cluster.wait_clean(before)
+        assert swept(cluster, "n3") == []
+    finally:
+        cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+        cluster.run("n3", ["beeond-ctl", "sweep"], check=False)
+        cluster.wait_idle()
+
+
 def test_a_directory_that_nobody_knows_is_removed_if_empty_and_told_if_not(cluster: Cluster) -> None:
     cluster.run("n3", ["mkdir", "-p", "/nvme/beeond/job-9999998", "/nvme/beeond/job-9999999/data"])
     try:
@@ -121,5 +143,8 @@ def test_a_directory_that_nobody_knows_is_removed_if_empty_and_told_if_not(clust
         ]
         assert cluster.run("n3", ["beeond-ctl", "sweep"], check=False).returncode == 1
         assert cluster.run("n3", ["ls", "/nvme/beeond"]).stdout.split() == ["job-9999999"]
+        assert "/nvme/beeond/job-9999999: has no readable record" in cluster.node_state("n3").reason
     finally:
         cluster.run("n3", ["rm", "-rf", "/nvme/beeond/job-9999999"])
+    assert swept(cluster, "n3") == []
+    cluster.wait_node("n3", "IDLE")

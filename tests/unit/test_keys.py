@@ -93,3 +93,35 @@ def test_a_secret_of_another_user_is_refused(secret: Path) -> None:
     os.chown(secret, 12345, -1)
     with pytest.raises(ConfigError, match="uid 12345"):
         keys.read_secret(secret)
+
+
+@given(st.binary(min_size=32, max_size=80), st.lists(st.binary(min_size=32, max_size=80), max_size=3))
+def test_secrets_of_any_bytes_survive_their_file(current: bytes, accepted: list[bytes]) -> None:
+    secrets = keys.Secrets(current, tuple(accepted))
+    assert keys.parse_secrets(keys.format_secrets(secrets), "x") == secrets
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "accepted {0}",
+        "current {0}\ncurrent {0}",
+        "current {0}\nother {0}",
+        "current xyz",
+        "current {0}  ",
+        "current 00",
+    ],
+)
+def test_a_file_of_secrets_that_is_not_whole_is_refused(lines: str) -> None:
+    with pytest.raises(ConfigError):
+        keys.parse_secrets(b"beeond-ctl secrets 1\n" + lines.format(SECRET.hex()).encode(), "x")
+
+
+def test_the_name_of_a_secret_tells_nothing_of_it_and_finds_it() -> None:
+    other = bytes(64)
+    secrets = keys.Secrets(SECRET, (other,))
+    assert secrets.find(keys.name_of(SECRET)) == SECRET
+    assert secrets.find(keys.name_of(other)) == other
+    assert secrets.find(keys.name_of(b"x" * 32)) is None
+    assert keys.name_of(SECRET) not in SECRET.hex()

@@ -82,4 +82,5 @@ def test_what_was_being_wiped_on_any_device_is_not_taken_for_kept_data() -> None
 def test_the_job_ran_unless_every_node_says_that_it_did_not() -> None:
     from beeond_ctl.lifecycle.teardown import _all_ran
 
-    assert _all_ran({"n1": {"ran": True}, "n2": {"ran": False}}) == {"ran": ["n1"], "failed": ["n2"]}
+    told = _all_ran({"n1": {"ran": True, "hurry": False}, "n2": {"ran": False, "hurry": True}})
+    assert told == {"ran": ["n1"], "failed": ["n2"], "hurry": True}

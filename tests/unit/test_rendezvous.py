@@ -919,3 +919,18 @@ def test_neither_key_nor_secret_shows_in_a_processs_arguments_or_environment(por
             with open(f"/proc/{leader.process.pid}/{name}", "rb") as file:
                 shown = file.read()
             assert not any(key in shown for key in (KEY, KEY.hex().encode(), public, secret))
+
+
+def test_a_member_with_several_keys_finds_the_leader_by_the_one_that_it_has(ports: list[int]) -> None:
+    new = derive(b"n" * 32, "rendezvous 7 0 prolog")
+    with (
+        Leader(new, ["n1", "n2"], ports, bind_address=HOST),
+        Member(KEY, "n1", HOST, ports, other_keys=[new]) as first,
+        Member(new, "n2", HOST, ports, other_keys=[KEY]) as second,
+    ):
+        meeting = start(first.meet, "here", {}, LONG_S)
+        assert second.meet("here", {}, LONG_S) == meeting.result(LONG_S) == {}
+    with Member(KEY, "n1", HOST, ports, other_keys=[new]) as alone:
+        with pytest.raises(PeerError) as caught:
+            alone.meet("here", {}, 0.5)
+        assert str(caught.value).count(str(ports[0])) == 2  # where it was looked for, and what was there

@@ -1,0 +1,226 @@
+"""What sweep makes of one node: real directories, mounts, loop devices and processes, and a stand-in for scontrol."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from beeond_ctl import mounts, storage, supervisor
+from beeond_ctl import state as states
+from beeond_ctl.config import SiteConfig
+from beeond_ctl.lifecycle import claims, sweep
+from beeond_ctl.plan import Job, Plan, make_plan
+from beeond_ctl.request import Request, Transfer, encode
+from tests.unit.root_directory import needs_root, root_directory
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = needs_root
+
+DAY_S = 86400
+SCONTROL = """#!/bin/sh
+[ -e {root}/silent ] && {{ echo "slurm_load_jobs error" >&2; exit 1; }}
+case "$1 $2" in
+"show job") [ -e {root}/alive ] || {{ echo "Invalid job id specified" >&2; exit 1; }}; echo "JobId=$3 JobName=x
+   JobState=RUNNING" ;;
+"show node") echo "NodeName=x"; [ -e {root}/reason ] && echo "   Reason=$(cat {root}/reason)" ;;
+update*) case "$*" in *RESUME*) rm -f {root}/reason ;; *) echo "$*" | sed 's/.*Reason=//' > {root}/reason ;; esac ;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(supervisor, "marked", dict)  # this machine may have instances of other tests
+    with root_directory() as path:
+        for name in ("nvme0", "bin"):
+            (path / name).mkdir(mode=0o755)
+        (path / "bin/scontrol").write_text(SCONTROL.format(root=path))
+        (path / "bin/scontrol").chmod(0o755)
+        yield path
+
+
+def site(root: Path, kind: str = "directory", **more: Any) -> SiteConfig:
+    return SiteConfig.model_validate({
+        "storage": {"kind": kind, "paths": [f"{root}/nvme0"], "capacity": "600MiB"},
+        "paths": {"run": f"{root}/run", "log": f"{root}/log"}, "mount": {"root": f"{root}/mnt"},
+        "slurm": {"path": [f"{root}/bin"]}, "deadlines": {"stop": 5}, **more,
+    })  # fmt: skip
+
+
+def instance(config: SiteConfig, job_id: int, *, owed: bool = False, **more: Any) -> Plan:
+    """An instance of a job of this node alone, as the Prolog leaves it but for its services."""
+    job = Job(job_id, 1000, 1000, "alice")
+    request = Request(stage_out=(Transfer("out", "/global/out"),)) if owed else Request()
+    node = os.uname().nodename.split(".")[0]
+    plan = make_plan(config, request, job, (node,))
+    state = states.State(
+        job, (node,), node, encode(request), config.model_dump(mode="json"), phase="ready", ran=True
+    )
+    for name, value in more.items():
+        setattr(state, name, value)
+    states.create(config.paths.run, state)
+    storage.prepare(plan, node)
+    if state.phase == "retained":
+        storage.detach(plan, deadline_s=5)
+        storage.set_phase(plan, "retained")
+    return plan
+
+
+def verdicts(config: SiteConfig, **options: Any) -> dict[str, str]:
+    return {item.what: item.verdict for item in sweep.sweep(config, **options)}
+
+
+def loop_devices(root: Path) -> str:
+    done = subprocess.run(["losetup", "-nO", "NAME,BACK-FILE"], check=True, capture_output=True, text=True)
+    return "\n".join(line for line in done.stdout.splitlines() if str(root) in line)
+
+
+def test_what_lost_its_state_is_known_by_its_place_and_removed(root: Path) -> None:
+    config = site(root, "image")
+    instance(config, 41)
+    for name in ("39", "40", "41", "foreign"):
+        (root / "mnt" / name).mkdir(parents=True)
+    for name in ("40", "41", "foreign"):
+        subprocess.run(["mount", "--bind", root / "nvme0", root / "mnt" / name], check=True)
+    for job_id, block in ((41, 21000), (38, 22000)):
+        assert claims.claim_ports(config.paths.run, job_id, [block]) == [block]
+    (root / "run/jobs/41/state.json").unlink()
+    assert loop_devices(root)
+
+    (root / "run/locks").mkdir()
+    (root / "run/locks/41").touch()
+    before = sorted(root.rglob("*"))
+    expected = dict.fromkeys(["job 41", f"{root}/mnt/39", f"{root}/mnt/40", "claim of port-22000"], "removed")
+    assert verdicts(config, dry_run=True) == expected
+    assert sorted(root.rglob("*")) == before
+    assert verdicts(config) == expected
+    assert not (root / "run/jobs/41").exists()
+    assert not list((root / "nvme0").iterdir())
+    assert not list((root / "run/claims").iterdir())
+    assert not list((root / "run/locks").iterdir())
+    assert [path.name for path in (root / "mnt").iterdir()] == ["foreign"]
+    assert mounts.mount_at(f"{root}/mnt/foreign") is not None
+    assert loop_devices(root) == ""
+    assert verdicts(config) == {}
+
+
+def test_a_loop_device_without_an_instance_is_let_go_and_one_of_others_is_not(root: Path) -> None:
+    config = site(root)
+    (root / "nvme0/job-7").mkdir()
+    for image in (root / "nvme0/job-7/image", root / "nvme0/other"):
+        with image.open("wb") as file:
+            file.truncate(1 << 20)
+        subprocess.run(["losetup", "--find", image], check=True)
+    try:
+        found = verdicts(config)
+        assert [verdict for what, verdict in found.items() if what.endswith("job-7/image")] == ["removed"]
+        assert found[f"{root}/nvme0/job-7"] == "stuck"
+        wait_for(lambda: "job-7" not in loop_devices(root), 5)
+        assert "nvme0/other" in loop_devices(root)
+    finally:
+        for line in loop_devices(root).splitlines():
+            subprocess.run(["losetup", "--detach", line.split()[0]], check=True)
+
+
+def test_processes_that_outlived_their_state_are_ended_by_token_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.undo()
+    config = site(root)
+    token = f"lost-{os.getpid()}"
+    environment = {"PATH": os.environ["PATH"]}
+    ours = subprocess.Popen(["sleep", "60"], env={**environment, supervisor.TOKEN_VARIABLE: token})
+    foreign = subprocess.Popen(["sleep", "60"], env=environment)
+    try:
+        wait_for(lambda: token in supervisor.marked(), 5)
+        # Only those of the token are looked at.
+        marked = {token: supervisor.marked()[token]}
+        run = sweep._Sweep(config, dry_run=False, deadline=time.monotonic() + 10)
+        state = states.State(Job(9, 0, 0, "root"), ("n",), "n", encode(Request()), {}, token=token)
+        states.create(config.paths.run, state)
+        assert list(sweep._processes(run, marked)) == []
+        (root / "run/jobs/9/state.json").write_text("{")
+        assert [item.verdict for item in sweep._processes(run, marked)] == ["unknown"]
+        assert ours.poll() is None
+        (root / "run/jobs/9/state.json").unlink()
+        (root / "run/jobs/9").rmdir()
+        assert [item.verdict for item in sweep._processes(run, marked)] == ["removed"]
+        assert ours.poll() is not None
+        assert foreign.poll() is None
+    finally:
+        for process in (ours, foreign):
+            process.kill()
+            process.wait()
+
+
+def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(root: Path) -> None:
+    instance(site(root), 42, owed=True, phase="retained", reason="quota")
+    home = root / "nvme0/job-42"
+    os.utime(home / "instance.json", (time.time() - 10 * DAY_S,) * 2)
+    assert verdicts(site(root)) == {"job 42": "kept"}
+    assert verdicts(site(root, sweep={"kept_days": 11})) == {"job 42": "kept"}
+    assert verdicts(site(root, sweep={"kept_days": 9})) == {"job 42": "expired"}
+    giving_up = site(root, sweep={"kept_days": 9, "remove_expired": True})
+    assert verdicts(giving_up, dry_run=True) == {"job 42": "removed"}
+    assert (home / "data").exists()
+    (root / "reason").write_text("beeond: job 42: data kept")
+    (root / "run/jobs/42/state.json").unlink()  # the record alone, as after a reboot
+    (root / "run/jobs/42/instance").unlink()
+    (root / "run/jobs/42").rmdir()
+    assert verdicts(giving_up) == {"job 42": "removed"}
+    assert not home.exists()
+    assert not (root / "reason").exists()
+    assert verdicts(giving_up) == {}
+
+
+def test_a_stuck_node_is_drained_with_the_reason_until_a_sweep_finds_it_clean(root: Path) -> None:
+    config = site(root)
+    (root / "nvme0/job-8/data").mkdir(parents=True)
+    (root / "reason").write_text("broken fan")
+    for _ in range(2):
+        assert verdicts(config) == {f"{root}/nvme0/job-8": "stuck"}
+        reason = (root / "reason").read_text().strip()
+        assert reason.startswith(f"broken fan | beeond: sweep: {root}/nvme0/job-8: has no readable record")
+        assert reason.count("sweep") == 1
+    (root / "nvme0/job-8/data").rmdir()
+    assert verdicts(config) == {f"{root}/nvme0/job-8": "removed"}
+    assert (root / "reason").read_text().strip() == "broken fan"
+
+
+def test_a_job_is_left_alone_where_slurm_says_that_it_lives_or_says_nothing(root: Path) -> None:
+    config = site(root)
+    instance(config, 43)
+    instance(config, 44)
+    (root / "silent").touch()
+    assert verdicts(config) == {"job 43": "unknown", "job 44": "unknown"}
+    assert not (root / "reason").exists()
+    (root / "silent").unlink()
+    (root / "alive").touch()
+    assert verdicts(config) == {"job 43": "live", "job 44": "live"}
+    (root / "alive").unlink()
+    with states.locked(config.paths.run, 43, "later"):
+        assert verdicts(config) == {"job 43": "live", "job 44": "removed"}
+    assert verdicts(config, deadline_s=1e-9) == {"job 43": "later"}
+    assert verdicts(config) == {"job 43": "removed"}
+
+
+def test_event_logs_past_their_age_are_removed_but_for_those_of_jobs_that_are_here(root: Path) -> None:
+    config = site(root, sweep={"log_days": 30})
+    instance(config, 45, owed=True, phase="retained")
+    logs = root / "log/jobs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for name in ("44.jsonl", "45.jsonl", "46.jsonl", "notes.txt"):
+        (logs / name).touch()
+        age_s = 10 * DAY_S if name == "46.jsonl" else 40 * DAY_S
+        os.utime(logs / name, (time.time() - age_s,) * 2)
+    assert verdicts(config) == {"job 45": "kept", f"event logs in {logs}": "removed"}
+    assert sorted(path.name for path in logs.iterdir()) == ["45.jsonl", "46.jsonl", "notes.txt"]
