@@ -4,15 +4,22 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 PACKAGES := slurm-wlm libslurm-dev munge pdsh openssh-server openssh-client glusterfs-server glusterfs-client \
 	xfsprogs e2fsprogs iproute2 attr acl lua5.4 lua-check lua-posix shellcheck clang clang-tools valgrind rsync \
-	gcc make python3-venv sudo util-linux procps
+	debhelper gcc make mandoc libopenmpi-dev libxxhash-dev openmpi-bin python3-dev python3-venv sudo util-linux procps \
+	chromium-headless-shell
 # Tests mostly wait; each of the two has a cluster of its own, and a file's tests stay together.
 AT_ONCE := -n 2 --dist loadfile
-SHELL_SCRIPTS := .ci/run slurm/prolog.d/50-beeond slurm/epilog.d/50-beeond
+NATIVE_FLAGS := -std=gnu11 -O2 -Wall -Wextra -Werror -Wshadow -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes -Wundef \
+	-Wvla -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DPy_LIMITED_API=0x030B0000
+# A path instead of an import hook, which would cost each start of Python 10 ms.
+EDITABLE := --config-settings editable_mode=compat
+SHELL_SCRIPTS := .ci/run slurm/prolog.d/50-beeond slurm/epilog.d/50-beeond \
+	packaging/build packaging/bundle packaging/files \
+	deploy/health-check ansible/roles/beeond_ctl/files/install-release
 
-.PHONY: help deps venv spank unit test lint format docs bench demo clean
+.PHONY: help deps venv spank unit test lint format docs dist wheels deb rpm lint-packages bench demo clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 deps: ## install what Debian provides (root; only what is missing)
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
@@ -24,10 +31,10 @@ deps: ## install what Debian provides (root; only what is missing)
 venv: $(VENV)/.ready ## Python with pinned versions
 
 # The nodes of the testbed see the tree read-only, so byte code is made here.
-$(VENV)/.ready: requirements.lock pyproject.toml
+$(VENV)/.ready: requirements.lock pyproject.toml setup.py beeond_ctl/staging/_native.c
 	/usr/bin/python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(EDITABLE) -e .
 	$(PY) -m compileall -q $(VENV)/lib || true
 	touch $@
 
@@ -48,14 +55,38 @@ lint: deps venv ## every linter, strictest settings
 	shellcheck $(SHELL_SCRIPTS)
 	shellcheck -e SC2016 examples/*.sh
 	luacheck --quiet slurm tests/vectors
+	cd ansible && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ansible-lint -q --nocolor
 	@$(MAKE) --no-print-directory -C spank lint
+	@include=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	for how in -fsyntax-only "--analyze --analyzer-output text -Xclang -analyzer-werror"; do \
+		clang $(NATIVE_FLAGS) -isystem $$include $$how beeond_ctl/staging/_native.c || exit 1; \
+	done
 
 format: venv ## put the Python code into its form
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-docs: venv ## make the reference and the example configuration from the code
+docs: venv ## reference and example configuration from the code, then all pages as HTML in build/docs
 	$(PY) -m tools.gen_reference
+	$(PY) -m tools.site build/docs
+
+dist: venv ## sdist and wheel, in dist/
+	packaging/build dist
+
+wheels: venv ## every wheel that an installation without a network needs, in build/wheels
+	packaging/build wheels
+
+deb: deps venv ## Debian packages, in dist/: controller, hooks, plugin for the Slurm that is here
+	packaging/build deb
+
+rpm: venv ## the same as RPM packages
+	@$(MAKE) --no-print-directory deps PACKAGES="gcc libslurm-dev make python3-venv rpm"
+	packaging/build rpm
+
+lint-packages: deb rpm ## lintian and rpmlint on both
+	@$(MAKE) --no-print-directory deps PACKAGES="lintian rpmlint"
+	lintian --allow-root --fail-on error,warning dist/*.deb
+	rpmlint -c packaging/rpm/rpmlint.toml packaging/rpm/beeond-ctl.spec dist/*.rpm
 
 bench: deps venv spank ## measure, beside peers; writes build/bench.json (root)
 	$(PY) -m compileall -q beeond_ctl

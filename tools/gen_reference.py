@@ -38,7 +38,7 @@ def reference() -> str:
         ("keys", _keys()),
         ("flags", _flags()),
         ("commands", _commands()),
-        ("configuration", _configuration()),
+        ("configuration", configuration()),
     ):
         text = text.replace(f"<!-- {name} -->", made.strip())
     return text
@@ -55,19 +55,20 @@ def _flags() -> str:
 
 
 def _commands() -> str:
-    parts = [_clean(cli.help or ""), "", _option_table(cli)]
-    for words, command in _leaves(cli, ("beeond-ctl",)):
+    parts = [clean(cli.help or ""), "", option_table(cli)]
+    for words, command in leaves(cli, ("beeond-ctl",)):
         if not command.hidden:
             parts += [_command(words, command)]
     return "\n".join(parts)
 
 
-def _leaves(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def leaves(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that is shown, with the words that call it."""
     for name, command in sorted(group.commands.items()):
         if command.hidden:
             continue
         if isinstance(command, click.Group):
-            yield from _leaves(command, (*words, name))
+            yield from leaves(command, (*words, name))
         else:
             yield (*words, name), command
 
@@ -75,10 +76,11 @@ def _leaves(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[
 def _command(words: tuple[str, ...], command: click.Command) -> str:
     context = click.Context(command, info_name=" ".join(words))
     usage = " ".join((*words, *command.collect_usage_pieces(context)))
-    return "\n".join([f"### `{usage}`", "", _clean(command.help or ""), "", _option_table(command)])
+    return "\n".join([f"### `{usage}`", "", clean(command.help or ""), "", option_table(command)])
 
 
-def _option_table(command: click.Command) -> str:
+def option_table(command: click.Command) -> str:
+    """A table of the options, "" where there are none."""
     rows = []
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
@@ -103,7 +105,7 @@ def _option_notes(option: click.Option) -> str:
     return f" ({', '.join(notes)})" if notes else ""
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """A docstring as Markdown: paragraphs on lines of their own, `\\b` blocks as code."""
     paragraphs = []
     for block in re.split(r"\n\s*\n", text.strip()):
@@ -127,7 +129,8 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
         yield name, cast("type[BaseModel]", field.annotation)
 
 
-def _configuration() -> str:
+def configuration() -> str:
+    """The chapter about the configuration."""
     parts = [
         "## Configuration",
         "",
@@ -176,6 +179,8 @@ def _type(schema: dict[str, Any], model: type[BaseModel]) -> str:
         return ", ".join(f"`{json.dumps(item)}`" for item in schema["enum"])
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'], model)}"
+    if schema.get("type") == "object":
+        return "table"
     kind = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}[
         schema["type"]
     ]

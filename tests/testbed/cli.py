@@ -79,6 +79,8 @@ def parser() -> argparse.ArgumentParser:
         "install", parents=[named], help="install or renew the product, restart Slurm"
     )
     _add_config(install)
+    install.add_argument("--packages", action="store_true",
+                         help="from the Debian packages in dist/, on a cluster that has nothing of it")  # fmt: skip
 
     status = commands.add_parser(
         "status", parents=[named], help="machines, nodes and jobs; --logs for Slurm's logs"
@@ -176,7 +178,7 @@ def run(options: argparse.Namespace) -> int:
         elif command == "submit":
             return submit(cluster, options)
         elif command == "install":
-            cluster.install_product(_config(options))
+            (cluster.install_packages if options.packages else cluster.install_product)(_config(options))
         elif command == "status":
             status(cluster, options.logs)
         else:

@@ -184,8 +184,13 @@ class Cluster:
                 node.furnish(root, machine, self.machines(), self._room() / "keys", conf)
                 if burst_buffer:
                     node.put(root, "etc/slurm/burst_buffer.lua", burst_buffer.read_text())
+                    node.put(
+                        root, "etc/beeond-ctl/pool", f"{nodes * int(device_size[:-1])}{device_size[-1]}\n"
+                    )
             if with_product:
                 self._put_product(product.config() if config is None else config)
+                if burst_buffer:
+                    self.run("ctl", ["sh", "-c", "beeond-ctl bb limits >/etc/beeond-ctl/limits"])
             # A slurmd that finds no slurmctld tries again only a second later.
             self._boot(self._machine("ctl"))
             self._wait_controller()
@@ -524,6 +529,23 @@ class Cluster:
         Raises TestbedError naming what of the product does not exist.
         """
         self._put_product(product.config() if config is None else config)
+        self.restart_slurm()
+
+    def install_packages(self, config: str | None = None) -> None:
+        """Install the product from the Debian packages in dist/, and restart Slurm's daemons.
+
+        For a cluster that has nothing of the product. Raises TestbedError where packages are missing, CommandError
+        where dpkg fails.
+        """
+
+        def install(machine: Machine) -> None:
+            product.install_site_files(self.path(machine.name, "/"), machine, text, secret)
+            if packages := product.packages(machine):
+                self.run(machine.name, ["dpkg", "--no-triggers", "--install", *packages])
+
+        text, secret = product.config() if config is None else config, product.new_secret()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(install, self.machines()))
         self.restart_slurm()
 
     def write_config(self, config: str) -> None:

@@ -31,6 +31,7 @@ DIRECTORIES = {  # on compute nodes: what an installation makes, and the product
     "/run/beeond-ctl/jobs": 0o755,
     "/run/beeond-ctl/claims": 0o700,
     "/run/beeond-ctl/locks": 0o700,
+    "/run/beeond-ctl/users": 0o755,
 }
 
 
@@ -93,6 +94,33 @@ def missing() -> list[str]:
 def new_secret() -> str:
     """A site secret: 32 random bytes, in hexadecimal."""
     return secrets.token_hex(32)
+
+
+PACKAGES = {  # which of our Debian packages go where
+    "controller": (),
+    "login": ("beeond-ctl", "beeond-ctl-spank-slurm*"),
+    "compute": ("beeond-ctl", "beeond-ctl-hooks", "beeond-ctl-spank-slurm*"),
+}
+
+
+def packages(machine: Machine) -> list[str]:
+    """The Debian packages for a machine, out of dist/. Raises TestbedError naming what is not there."""
+    found = []
+    for name in PACKAGES[machine.role]:
+        files = sorted((PROJECT / "dist").glob(f"{name}_*.deb"))
+        if len(files) != 1:
+            raise TestbedError(f"{PROJECT}/dist has {len(files)} of {name}_*.deb, not one: run `make deb`")
+        found.append(str(files[0]))
+    return found
+
+
+def install_site_files(root: Path, machine: Machine, config_text: str, secret: str) -> None:
+    """What an admin adds to packages: configuration, secret, and a directory on each device."""
+    put(root, CONFIG_PATH, config_text)
+    if machine.role in NODES_AND_CONTROLLER:
+        put(root, SECRET_PATH, secret + "\n", 0o600)
+    if machine.role == "compute":
+        (root / STORAGE.lstrip("/")).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def install(root: Path, machine: Machine, config_text: str, secret: str) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from beeond_ctl.config import SiteConfig, parse
-from tools import gen_reference, messages
+from tools import gen_reference, messages, site
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
 
 
 @pytest.mark.parametrize("path", gen_reference.pages(), ids=lambda path: str(path.name))
@@ -23,27 +22,35 @@ def test_the_example_configuration_is_valid_and_changes_nothing() -> None:
     assert parse((ROOT / "docs/config.example.toml").read_text()) == SiteConfig()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_link_is_dead(page: Path) -> None:
-    text = without_code(page.read_text())
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        there = (page.parent / name).resolve() if name else page
-        assert there.exists(), f"{page.name} links to {target}"
-        if anchor:
-            assert anchor in anchors(there), f"{page.name} links to {target}, and there is no such heading"
+def test_no_link_is_dead_and_every_page_is_reached() -> None:
+    assert site.faults() == []
 
 
-def without_code(text: str) -> str:
-    return re.sub(r"^(    |\t).*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
+def test_a_dead_link_and_a_lost_page_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(
+        "# A\n\n[b](docs/b.md#two) [no](docs/c.md) `[code](no)` [no](docs/b.md#no)\n"
+    )
+    (tmp_path / "docs/b.md").write_text(
+        "# One\n\n## Two\n\n    [code](no)\n\n[up](../README.md#a) [out](../..)\n"
+    )
+    (tmp_path / "docs/lost.md").write_text("# Lost\n")
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    monkeypatch.setattr(site, "START", tmp_path / "README.md")
+    assert site.faults() == [
+        "README.md: docs/c.md: there is no such file",
+        "README.md: docs/b.md#no: there is no such heading",
+        "docs/b.md: ../..: there is no such file",
+        "docs/lost.md: no page leads to it",
+    ]
 
 
-def anchors(page: Path) -> set[str]:
-    """Headings as GitHub names them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def test_the_site_leads_to_itself(tmp_path: Path) -> None:
+    site.build(tmp_path)
+    page = (tmp_path / "docs/user-guide.html").read_text()
+    for target in re.findall(r'href="([^"#:]+)', page):
+        assert (tmp_path / "docs" / target).is_file(), target
+    assert 'href="staging.html#by-hand"' in page
 
 
 def test_every_message_that_the_code_can_print_is_in_troubleshooting() -> None:
