@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +35,16 @@ def as_alice(cluster: Cluster, script: str) -> str:
     return cluster.run("login", ["sh", "-euc", script], user="alice").stdout
 
 
+def told(output: str) -> str:
+    """What a script said, without what the product added."""
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("beeond: "))
+
+
 def run(cluster: Cluster, name: str) -> tuple[int, str]:
     """Job id and output of an example that completed."""
     job = cluster.submit("alice", (EXAMPLES / name).read_text())
     assert cluster.wait_job(job)["JobState"] == "COMPLETED", cluster.job_output(job)
-    return job, cluster.job_output(job)
+    return job, told(cluster.job_output(job))
 
 
 def test_every_example_is_listed_and_tested() -> None:
@@ -82,6 +89,77 @@ def test_one_node_leaves_one_file_and_nothing_else(cluster: Cluster) -> None:
     as_alice(cluster, f"rm notes-{job}.tar")
 
 
+def test_many_small_files_come_in_from_everywhere_and_go_out_as_one(cluster: Cluster) -> None:
+    as_alice(cluster, "rm -rf samples; for d in $(seq 10); do mkdir -p samples/$d; cd samples/$d;"
+             " for f in $(seq 30); do echo $d $f > $f; done; cd ../..; done")  # fmt: skip
+    size = sum(len(f"{d} {f}\n") for d in range(1, 11) for f in range(1, 31))
+    job, output = run(cluster, "many-small.sh")
+    assert output.splitlines() == [f"every node read {size} bytes, three times", "300 files"]
+    table = as_alice(cluster, f"cat samples-{job}.tsv; rm samples-{job}.tsv").splitlines()
+    assert sorted(table) == sorted(
+        f"{len(f'{d} {f}') + 1}\t{d}/{f}" for d in range(1, 11) for f in range(1, 31)
+    )
+
+
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="needs mpicc; run `make deps`")
+def test_mpi_processes_share_one_file_and_have_one_each(cluster: Cluster) -> None:
+    cluster.run(
+        "login", ["sh", "-c", "cat > mpi-files.c"], user="alice", input=(EXAMPLES / "mpi-files.c").read_text()
+    )
+    job, output = run(cluster, "mpi.sh")
+    assert re.search(r"^6 processes, 24 MiB: .* all read back and equal$", output, re.MULTILINE)
+    own = [f"rank-{rank}" for rank in range(6)]
+    assert as_alice(cluster, f"ls mpi-{job}").split() == [*own, "shared"]
+    # what the processes wrote to the one file is what they wrote to six
+    assert (
+        as_alice(cluster, f"cd mpi-{job}; cat {' '.join(own)} | cmp - shared && stat -c %s shared")
+        == f"{24 << 20}\n"
+    )
+    as_alice(cluster, f"rm -r mpi-{job}")
+
+
+def test_each_component_of_a_heterogeneous_job_has_a_file_system_of_its_own(cluster: Cluster) -> None:
+    job = cluster.submit("alice", (EXAMPLES / "heterogeneous.sh").read_text())
+    wait_until("both components to end", lambda: (not cluster.run("ctl", ["squeue", "-h"]).stdout, ""), 60)
+    output = told(cluster.read("login", f"/global/alice/heterogeneous-{job}.out"))
+    assert output.splitlines() == [
+        f"component 0: /mnt/beeond/{job} on n1",
+        f"component 1: /mnt/beeond/{job + 1} on n[2-3]",
+    ]
+    sums = as_alice(cluster, f"cat het-{job + 1}/sum-*; rm -r het-{job + 1}").split()
+    assert list(map(int, sums)) == [sum(range(2, 1001, 2)), sum(range(1, 1001, 2))]
+
+
+def test_a_job_goes_on_from_the_last_checkpoint_of_the_one_before(cluster: Cluster) -> None:
+    as_alice(cluster, "rm -rf simulation; mkdir simulation")
+    for start, there in ((0, "step-1 step-2"), (2, "step-1 step-2 step-3 step-4")):
+        _, output = run(cluster, "checkpoint.sh")
+        said = [line for line in output.splitlines() if line.startswith(("starting", "safe"))]
+        assert said == [f"starting after step {start}", f"safe: {there}"]
+    assert as_alice(cluster, "cat simulation/step-1 simulation/step-4").split() == ["1", "2", "4", "8"]
+
+
+def test_interactive_work_is_copied_out_when_salloc_ends(cluster: Cluster) -> None:
+    done = cluster.run(
+        "login", ["sh", "-c", (EXAMPLES / "interactive.sh").read_text()], user="alice", input=""
+    )
+    cluster.wait_idle()
+    notes = as_alice(cluster, "cat interactive-*/*; rm -r interactive-*")
+    assert done.stdout == notes == "n1 sees notes\nn2 sees notes\n"
+
+
+def test_the_second_job_of_a_chain_takes_up_what_the_first_left(cluster: Cluster) -> None:
+    first, second = map(
+        int,
+        cluster.run("login", ["sh"], user="alice", input=(EXAMPLES / "chain.sh").read_text()).stdout.split(),
+    )
+    assert cluster.wait_job(second)["JobState"] == "COMPLETED", cluster.job_output(second)
+    assert (
+        as_alice(cluster, f"cat chain-{first}/sum; rm -r chain-{first}")
+        == f"{sum(n * n for n in range(101))}\n"
+    )
+
+
 def test_array_keeps_its_jobs_apart(cluster: Cluster) -> None:
     as_alice(
         cluster,
@@ -89,7 +167,7 @@ def test_array_keeps_its_jobs_apart(cluster: Cluster) -> None:
     )
     array = cluster.submit("alice", (EXAMPLES / "array.sh").read_text())
     wait_until("the array to end", lambda: (not cluster.run("ctl", ["squeue", "-h"]).stdout, ""), 60)
-    outputs = [cluster.read("login", f"/global/alice/array-{array}_{task}.out") for task in (1, 2, 3)]
+    outputs = [told(cluster.read("login", f"/global/alice/array-{array}_{task}.out")) for task in (1, 2, 3)]
     assert as_alice(cluster, "ls sweep-results").split() == [f"{array}_{task}" for task in (1, 2, 3)]
     assert outputs == [f"task {task}: {2 * task} lines counted on n[1-2]\n" for task in (1, 2, 3)]
     totals = as_alice(cluster, "cat sweep-results/*/total").split()
