@@ -1,15 +1,17 @@
-"""How fast staging is beside `cp -a`, `rsync -a` and, where they are installed, `rclone` and `fpsync`.
+"""How fast staging is beside `cp -a`, `rsync -a` and, where they are installed, `rclone`, `fpsync` and `dcp`.
 
     python -m bench.staging [--files 100000] [--big 8] [--rounds 3] [--area /dev/shm]
 
-Same tree, same run, page cache in the same state (everything is in memory), medians. Each program is a process of its
-own, its start included.
+Same tree, same run, page cache in the same state (everything is in memory), medians; ours and the peer's runs take
+turns. Each program is a process of its own, its start included. Processor time is that of all its processes: it says
+more than the clock where something else runs meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COPY = """
-import sys
+import resource, sys
 from pathlib import Path
 from beeond_ctl.staging import spawn
 from beeond_ctl.staging.local import copy_local
@@ -39,18 +41,29 @@ if preload:
     spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, **dict(item.split("=") for item in preload.split())}
 job = Job(source.encode(), target.encode(), tuple(flags.split()))
 summary = copy_local(job, journal_dir=Path(journal))
+print(*(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 sys.exit(not summary.proved)
 """
+_LIMIT_MIB = 1024
+_MANY = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """By the clock, and of processors."""
+
+    s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """We took `seconds` where `peer` took `peer_seconds`; `goal` is the ratio of rates to reach, 0 for none."""
+    """We took `time` where `peer` took `peer_time`; `goal` is the ratio of rates to reach, 0 for none."""
 
     what: str
-    seconds: float
+    time: Time
     peer: str
-    peer_seconds: float
+    peer_time: Time
     goal: float
 
 
@@ -61,14 +74,16 @@ class Bench:
         self.area, self.rounds = area, rounds
         self.journal = area / "journal"
         self.rows: list[Measured] = []
+        self.missing: list[str] = []
 
     # Each of these copies `source` to `target`.
 
-    def ours(self, source: Path, target: Path, flags: str = "", preload: str = "") -> None:
-        """With this package."""
+    def ours(self, source: Path, target: Path, flags: str = "", preload: str = "") -> float:
+        """With this package; returns the memory of the two processes that know the whole transfer, in MiB."""
         self.journal.mkdir(exist_ok=True)
         argv = [sys.executable, "-c", _COPY, str(source), str(target), str(self.journal), flags, preload]
-        subprocess.run(argv, check=True)
+        told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return sum(map(int, told.split())) / 1024
 
     def program(self, argv: list[str | Path]) -> None:
         """Any other program."""
@@ -87,24 +102,48 @@ class Bench:
         shutil.rmtree(self.area / "target", ignore_errors=True)
         shutil.rmtree(self.journal, ignore_errors=True)
 
-    def median_s(self, act: Callable[[], None], before: Callable[[], None]) -> float:
+    def once(self, act: Callable[[], object], before: Callable[[], object]) -> Time:
         """How long `act` takes; `before` is not counted."""
-        times = []
-        for _ in range(self.rounds):
-            before()
-            begun = time.monotonic()
-            act()
-            times.append(time.monotonic() - begun)
-        return statistics.median(times)
+        before()
+        used, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        act()
+        s, now = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+        return Time(s, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
 
-    def row(self, what: str, ours_s: float, peer: str, peer_s: float, goal: float) -> None:
-        """Note that we took `ours_s` where `peer` took `peer_s`; `goal` is the ratio of rates to reach."""
-        ratio = peer_s / ours_s
-        self.rows.append(Measured(what, ours_s, peer, peer_s, goal))
-        mark = "" if ratio >= goal else "  (not reached)"
+    def compare(
+        self,
+        what: str,
+        ours: Callable[[], object],
+        peer: str,
+        theirs: Callable[[], object],
+        goal: float,
+        *,
+        before: Callable[[], object] | None = None,
+        before_theirs: Callable[[], object] | None = None,
+    ) -> tuple[Time, Time]:
+        """Measure both in turns and note the medians; `before` prepares for each (`before_theirs` for the peer)."""
+        first = before or self.forget
+        times: tuple[list[Time], list[Time]] = [], []
+        for _ in range(self.rounds):
+            times[0].append(self.once(ours, first))
+            times[1].append(self.once(theirs, before_theirs or first))
+        mine, other = _median(times[0]), _median(times[1])
+        self.row(what, mine, peer, other, goal)
+        return mine, other
+
+    def row(self, what: str, ours: Time, peer: str, theirs: Time, goal: float) -> None:
+        """Note that we took `ours` where `peer` took `theirs`; `goal` is the ratio of rates to reach."""
+        ratio = theirs.s / ours.s
+        self.rows.append(Measured(what, ours, peer, theirs, goal))
+        told = f"goal {goal} x" + ("" if ratio >= goal else "  (not reached)") if goal else ""
         click.echo(
-            f"{what:<58} {ours_s:8.3f} s   {peer:<10} {peer_s:8.3f} s   {ratio:6.2f} x   goal {goal} x{mark}"
+            f"{what:<58} {ours.s:8.3f} s {ours.cpu_s:8.2f} cpu s   "
+            f"{peer:<10} {theirs.s:8.3f} s {theirs.cpu_s:8.2f} cpu s   {ratio:6.2f} x   {told}"
         )
+
+
+def _median(times: list[Time]) -> Time:
+    return Time(statistics.median(each.s for each in times), statistics.median(each.cpu_s for each in times))
 
 
 def small_files(root: Path, count: int) -> None:
@@ -127,28 +166,67 @@ def big_files(root: Path, count: int) -> None:
                 file.write(part.to_bytes(8, "big") + block[8:])
 
 
+def nothing() -> None:
+    """Leave all as it is."""
+
+
 def bench_small(bench: Bench, count: int) -> None:
     """Many small files: anew, again, resumed."""
     source, target = bench.area / "small", bench.area / "target"
     small_files(source, count)
     name = f"{count} x 4 KiB"
-    cp_s = bench.median_s(lambda: bench.cp(source, target), bench.forget)
-    plain_s = bench.median_s(lambda: bench.ours(source, target, "metadata-only"), bench.forget)
-    bench.row(f"{name}, without verification", plain_s, "cp -a", cp_s, 1.5)
-    rsync_s = bench.median_s(lambda: bench.rsync(source, target), bench.forget)
-    whole_s = bench.median_s(lambda: bench.ours(source, target), bench.forget)
-    bench.row(f"{name}, with verification", whole_s, "rsync -a", rsync_s, 1.5)
-    again_rsync_s = bench.median_s(lambda: bench.rsync(source, target), lambda: None)
-    again_s = bench.median_s(lambda: bench.ours(source, target), lambda: None)
-    bench.row(f"{name}, again, nothing changed (journal)", again_s, "rsync -a", again_rsync_s, 2)
-    update_s = bench.median_s(
-        lambda: bench.ours(source, target, "update"), lambda: shutil.rmtree(bench.journal, ignore_errors=True)
+
+    def copy() -> None:
+        bench.ours(source, target)
+
+    def rsync() -> None:
+        bench.rsync(source, target)
+
+    bench.compare(
+        f"{name}, without verification",
+        lambda: bench.ours(source, target, "metadata-only"),
+        "cp -a",
+        lambda: bench.cp(source, target),
+        1.5,
     )
-    bench.row(f"{name}, again, nothing changed (+update)", update_s, "rsync -a", again_rsync_s, 2)
+    whole, _ = bench.compare(f"{name}, with verification", copy, "rsync -a", rsync, 1.5)
+    bench.forget()
+    copy()
+    bench.compare(f"{name}, again, nothing changed (journal)", copy, "rsync -a", rsync, 2, before=nothing)
+    bench.compare(
+        f"{name}, again, nothing changed (+update)",
+        lambda: bench.ours(source, target, "update"),
+        "rsync -a",
+        rsync,
+        2,
+        before=lambda: shutil.rmtree(bench.journal, ignore_errors=True),
+    )
+    _resume(bench, source, f"{name}, the last tenth after 90 %", whole)
+    bench.forget()
+    shutil.rmtree(source)
+
+
+def bench_resume(bench: Bench, count: int = 1000, size: int = 4 << 20) -> None:
+    """The last tenth of files whose contents weigh more than their names."""
+    source, target = bench.area / "resume", bench.area / "target"
+    block = os.urandom(size)
+    for number in range(count):
+        directory = source / f"d{number % 10}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"f{number}").write_bytes(number.to_bytes(8, "big") + block[8:])
+    whole = _median(
+        [bench.once(lambda: bench.ours(source, target), bench.forget) for _ in range(bench.rounds)]
+    )
+    _resume(bench, source, f"{count} x {size >> 20} MiB, the last tenth after 90 %", whole)
+    bench.forget()
+    shutil.rmtree(source)
+
+
+def _resume(bench: Bench, source: Path, what: str, whole: Time) -> None:
+    target, hidden = bench.area / "target", bench.area / "hidden"
 
     def without_a_tenth() -> None:
         bench.forget()
-        hidden = bench.area / "hidden"
         hidden.mkdir()
         directories = sorted(source.iterdir())
         for directory in directories[: len(directories) // 10]:
@@ -158,10 +236,10 @@ def bench_small(bench: Bench, count: int) -> None:
             directory.rename(source / directory.name)
         hidden.rmdir()
 
-    resume_s = bench.median_s(lambda: bench.ours(source, target), without_a_tenth)
-    bench.row(f"{name}, the last tenth after 90 %", resume_s, "the whole", whole_s, 10)
-    bench.forget()
-    shutil.rmtree(source)
+    rest = _median(
+        [bench.once(lambda: bench.ours(source, target), without_a_tenth) for _ in range(bench.rounds)]
+    )
+    bench.row(what, rest, "the whole", whole, 10)
 
 
 def bench_big(bench: Bench, count: int) -> None:
@@ -169,11 +247,14 @@ def bench_big(bench: Bench, count: int) -> None:
     source, target = bench.area / "big", bench.area / "target"
     big_files(source, count)
     name = f"{count} x 1 GiB"
-    cp_s = bench.median_s(lambda: bench.cp(source, target), bench.forget)
-    plain_s = bench.median_s(lambda: bench.ours(source, target, "metadata-only"), bench.forget)
-    bench.row(f"{name}, without verification", plain_s, "cp -a", cp_s, 1.0)
-    whole_s = bench.median_s(lambda: bench.ours(source, target), bench.forget)
-    bench.row(f"{name}, with verification", whole_s, "cp -a", cp_s, 0.5)
+    for flags, what, goal in (("metadata-only", "without verification", 1.0), ("", "with verification", 0.5)):
+        bench.compare(
+            f"{name}, {what}",
+            partial(bench.ours, source, target, flags),
+            "cp -a",
+            lambda: bench.cp(source, target),
+            goal,
+        )
     bench.forget()
     shutil.rmtree(source)
 
@@ -187,64 +268,156 @@ def bench_slow(bench: Bench, count: int, delay_us: int = 5000) -> None:
     small_files(source, count)
     slow = {"LD_PRELOAD": str(library), "CALL_DELAY_US": str(delay_us), "CALL_DELAY_BELOW": str(bench.area)}
     preload = " ".join(f"{key}={value}" for key, value in slow.items())
-    rsync_s = bench.median_s(lambda: bench.rsync(source, target, {**os.environ, **slow}), bench.forget)
-    ours_s = bench.median_s(lambda: bench.ours(source, target, "", preload), bench.forget)
-    bench.row(
-        f"{count} x 4 KiB, {delay_us / 1000:g} ms more in each metadata call", ours_s, "rsync -a", rsync_s, 20
+    bench.compare(
+        f"{count} x 4 KiB, {delay_us / 1000:g} ms more in each metadata call",
+        lambda: bench.ours(source, target, "", preload),
+        "rsync -a",
+        lambda: bench.rsync(source, target, {**os.environ, **slow}),
+        20,
     )
     bench.forget()
     shutil.rmtree(source)
+
+
+def bench_slow_fs(bench: Bench, count: int, delay_us: int = 5000) -> None:
+    """Source and destination on a FUSE file system that sleeps 5 ms in each metadata call (see slow_fs.c), ten files in
+    a directory. Within one directory the kernel lets only one name be made at a time, whoever asks."""
+    what = f"{count} x 4 KiB, on a FUSE file system that sleeps {delay_us / 1000:g} ms"
+    program, below, mount = (bench.area / name for name in ("slow_fs", "below", "mount"))
+    code = Path(__file__).with_name("slow_fs.c")
+    found = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=False
+    )
+    if found.returncode or os.geteuid():
+        bench.missing.append(f"{what} (needs root, pkg-config and libfuse3-dev)")
+        return
+    subprocess.run(["cc", "-O2", "-o", program, code, *found.stdout.split()], check=True)
+    for number in range(count):
+        directory = below / "slow" / f"d{number // 10}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"f{number}").write_bytes(os.urandom(4096))
+    mount.mkdir()
+    environment = {**os.environ, "SLOW_FS_BELOW": str(below), "SLOW_FS_DELAY_US": str(delay_us)}
+    options = "max_threads=128,max_idle_threads=128"
+    server = subprocess.Popen([program, "-f", "-o", options, mount], env=environment)
+    try:
+        deadline = time.monotonic() + 10
+        while not os.path.ismount(mount):
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise TimeoutError(f"{program} has not mounted {mount}")
+            time.sleep(0.01)
+        source, target = mount / "slow", mount / "target"
+
+        def forget() -> None:
+            shutil.rmtree(below / "target", ignore_errors=True)
+            shutil.rmtree(bench.journal, ignore_errors=True)
+            time.sleep(1.1)  # so long the kernel believes what it knew of the last copy
+
+        bench.compare(
+            what,
+            lambda: bench.ours(source, target),
+            "rsync -a",
+            lambda: bench.rsync(source, target),
+            20,
+            before=forget,
+        )
+    finally:
+        server.terminate()  # it unmounts
+        server.wait(30)
+    for path in (below, bench.journal):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def bench_peers(bench: Bench, count: int) -> None:
     """Other movers, for a look; no goal."""
     source, target = bench.area / "small", bench.area / "target"
     small_files(source, count)
-    ours_s = bench.median_s(lambda: bench.ours(source, target), bench.forget)
     peers: dict[str, list[str | Path]] = {
-        "rclone": ["rclone", "copy", "--transfers", str(os.cpu_count()), source, target],
-        "fpsync": ["fpsync", "-n", str(os.cpu_count()), source, target],
+        "rclone": [
+            "rclone",
+            "copy",
+            "--config",
+            "/dev/null",
+            "--transfers",
+            str(os.cpu_count()),
+            source,
+            target,
+        ],
+        "fpsync": ["fpsync", "-n", str(os.cpu_count()), f"{source}/", f"{target}/"],
         "dcp": ["dcp", "-p", source, target],
     }
     for name, argv in peers.items():
         if shutil.which(name):
-            peer_s = bench.median_s(partial(bench.program, argv), bench.forget)
-            bench.row(f"{count} x 4 KiB, with verification", ours_s, name, peer_s, 0)
+            what, theirs = f"{count} x 4 KiB, with verification", partial(bench.program, argv)
+            bench.compare(what, lambda: bench.ours(source, target), name, theirs, 0)
+        else:
+            bench.missing.append(name)
     bench.forget()
     shutil.rmtree(source)
 
 
-def run(area: Path, files: int = 100_000, big: int = 8, slow: int = 1000, rounds: int = 3) -> list[Measured]:
-    """Measure everything below `area` and return a row for each comparison."""
+def memory_mib(area: Path, count: int) -> tuple[float, float]:
+    """MiB that a transfer of `_MANY` files takes on the leader: anew, and resumed when all is proved.
+
+    Reckoned from what `count` files take beyond a tenth of them.
+    """
+    peaks = []
+    for files in (count // 10, count):
+        place = Path(tempfile.mkdtemp(prefix="staging-bench-", dir=area))
+        try:
+            bench = Bench(place, 1)
+            for number in range(files):
+                if number % 1000 == 0:
+                    directory = place / "many" / f"d{number // 1000}"
+                    directory.mkdir(parents=True)
+                os.close(os.open(directory / f"f{number}", os.O_CREAT | os.O_WRONLY))
+            peaks.append([bench.ours(place / "many", place / "target") for _ in range(2)])
+        finally:
+            shutil.rmtree(place)
+    growth = [(more - less) / (count - count // 10) for less, more in zip(*peaks, strict=True)]
+    anew, again = (peak + each * (_MANY - count) for peak, each in zip(peaks[1], growth, strict=True))
+    return anew, again
+
+
+def run(
+    area: Path, files: int = 100_000, big: int = 8, slow: int = 1000, rounds: int = 3
+) -> tuple[list[Measured], list[str]]:
+    """Measure everything below `area`; a row for each comparison, and the peers that are not installed."""
     place = Path(tempfile.mkdtemp(prefix="staging-bench-", dir=area))
     try:
         bench = Bench(place, rounds)
         if files:
             bench_small(bench, files)
+            bench_resume(bench)
         if big:
             bench_big(bench, big)
         if slow:
+            bench.rounds = 1  # the peer takes a minute
             bench_slow(bench, slow)
+            bench_slow_fs(bench, slow)
+            bench.rounds = rounds
         if files:
             bench_peers(bench, files // 10)
-        return bench.rows
+        return bench.rows, bench.missing
     finally:
         shutil.rmtree(place)
 
 
 def rows() -> list[Row]:
     """For `python -m bench`. Goals are seconds here: the peer's time by the ratio of rates to reach."""
-    return [
-        Row(
-            row.what,
-            row.seconds,
-            "s",
-            row.peer,
-            row.peer_seconds,
-            row.peer_seconds / row.goal if row.goal else None,
-        )
-        for row in run(Path("/dev/shm"), big=4)
-    ]
+    measured, missing = run(Path("/dev/shm"), big=4)
+    found = []
+    for each in measured:
+        goal = each.peer_time.s / each.goal if each.goal else None
+        found.append(Row(each.what, each.time.s, "s", each.peer, each.peer_time.s, goal))
+        found.append(Row("  processor time", each.time.cpu_s, "s", each.peer, each.peer_time.cpu_s))
+    for name in missing:
+        click.echo(f"not measured, as it is not there: {name}")
+    anew, again = memory_mib(Path("/dev/shm"), 300_000)
+    for what, value in (("anew", anew), ("resumed", again)):
+        name = f"{_MANY} files, {what}: memory on the leader, reckoned from 300000"
+        found.append(Row(name, value, "MiB", goal=_LIMIT_MIB))
+    return found
 
 
 @click.command()
@@ -252,11 +425,17 @@ def rows() -> list[Row]:
 @click.option("--files", default=100_000, show_default=True, help="Small files; 0 leaves that part out.")
 @click.option("--big", default=8, show_default=True, help="Files of 1 GiB; twice as much memory is needed.")
 @click.option("--slow", default=1000, show_default=True, help="Small files where metadata calls take 5 ms.")
+@click.option("--memory", default=0, show_default=True, help="Files for the measure of memory, e.g. 1000000.")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
-def main(area: Path, files: int, big: int, slow: int, rounds: int, *, as_json: bool) -> None:
+def main(area: Path, files: int, big: int, slow: int, memory: int, rounds: int, *, as_json: bool) -> None:
     """Measure staging beside its peers."""
-    measured = run(area, files, big, slow, rounds)
+    measured, missing = run(area, files, big, slow, rounds)
+    for name in missing:
+        click.echo(f"not measured, as it is not there: {name}")
+    if memory:
+        anew, again = memory_mib(area, memory)
+        click.echo(f"{_MANY} files, reckoned from {memory}: {anew:.0f} MiB anew, {again:.0f} MiB resumed")
     if as_json:
         click.echo(json.dumps([asdict(each) for each in measured], indent=1))
 
