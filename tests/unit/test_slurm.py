@@ -158,3 +158,43 @@ def test_a_users_comment_does_not_speak_for_slurm(tmp_path: Path) -> None:
         tmp_path, "scontrol", "printf 'JobId=42 JobName=x\\n JobState=RUNNING\\n Comment=JobState=FAILED\\n'"
     )
     assert slurm.job_fields([str(tmp_path)], 42)["JobState"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ('{"jobs": [{"job_id": 42, "flags": ["JOB_KILL_HURRY"], "restart_cnt": 1}]}', True),
+        ('{"jobs": [{"job_id": 42, "flags": ["X", "JOB_KILL_HURRY"], "restart_cnt": {"number": 1}}]}', True),
+        ('{"jobs": [{"job_id": 42, "flags": ["JOB_KILL_HURRY"], "restart_cnt": 0}]}', False),
+        ('{"jobs": [{"job_id": 43, "flags": ["JOB_KILL_HURRY"], "restart_cnt": 1}]}', False),
+        ('{"jobs": [{"job_id": 42, "flags": [], "restart_cnt": 1}]}', False),
+        ('{"jobs": [{"job_id": 42, "flags": null, "restart_cnt": 1}]}', False),
+        ('{"jobs": []}', False),
+        ("", False),
+        ("[]", False),
+    ],
+)
+def test_data_counts_as_given_up_only_when_slurm_says_so_of_this_run_of_the_job(
+    tmp_path: Path, answer: str, wanted: bool
+) -> None:
+    (tmp_path / "answer").write_text(answer)
+    script(tmp_path, "squeue", f"cat {tmp_path}/answer")
+    assert slurm.gave_up([str(tmp_path)], 42, 1) is wanted
+
+
+def test_a_slurm_without_json_does_not_say_that_data_is_given_up(tmp_path: Path) -> None:
+    script(tmp_path, "squeue", "echo squeue: unrecognized option >&2; exit 1")
+    with pytest.raises(NodeError, match="unrecognized"):
+        slurm.gave_up([str(tmp_path)], 42, 1)
+
+
+def test_directives_and_fields_come_with_one_question(tmp_path: Path) -> None:
+    lines = "#BB_LUA beeond\\n#BB_LUA stage_in source=/a destination=b"
+    text = (
+        f"JobId=42 JobName=x\\n   UserId=a(2001)\\n   BurstBuffer={lines}\\n   BurstBufferState=staged-in\\n"
+    )
+    script(tmp_path, "scontrol", f"echo once >>{tmp_path}/asked; printf '{text}'")
+    fields, found = slurm.job_facts([str(tmp_path)], 42)
+    assert fields["UserId"] == "a(2001)"
+    assert found == ["#BB_LUA beeond", "#BB_LUA stage_in source=/a destination=b"]
+    assert (tmp_path / "asked").read_text() == "once\n"
