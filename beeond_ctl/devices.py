@@ -168,7 +168,7 @@ def attach(device: str, point: str, *, deadline_s: float) -> Content | None:
 def content_if_any(device: str, point: str) -> Content | None:
     """As `content`, but what is mounted at `point` has to be this device. Raises NodeError."""
     mounted = mounts.mount_at(point)
-    if mounted is not None and os.stat(point).st_dev != os.stat(device).st_rdev:
+    if mounted is not None and mounted.device != _numbers(device):
         raise NodeError(f"{point}: {mounted.source} is mounted there and not {device}; unmount it")
     return content(device)
 

@@ -665,22 +665,36 @@ def _home_on(config: SiteConfig, device: str, base: str) -> Iterator[str]:
 
 
 def stray_is_empty(config: SiteConfig, home: str) -> bool:
-    """Whether nothing is lost with the stray `home`. Raises OSError."""
-    if config.storage.kind == "device" and not os.path.isdir(home):
-        return True  # made, or being erased, and nothing in between
+    """Whether nothing is lost with the stray `home`. Raises OSError and NodeError when that cannot be seen."""
+    for device, base in _devices_of(config, home):
+        from beeond_ctl import devices
+
+        found = devices.content(device)
+        if found is None or found.state != "whole":
+            return True  # never finished, or no longer whole: erasing it had begun
+        if mounts.mount_at(base) is None:
+            return False
+        with suppress(FileNotFoundError):
+            return not os.listdir(home)
+        return not os.listdir(base)
     return not os.listdir(home)
 
 
-def remove_stray(config: SiteConfig, home: str) -> None:
+def remove_stray(config: SiteConfig, home: str, *, deadline_s: float) -> None:
     """Remove an empty stray. Raises OSError and NodeError."""
     with suppress(FileNotFoundError):
         os.rmdir(home)
-    for device, base in zip(config.storage.devices, config.bases, strict=False):
-        if home.startswith(f"{base}/"):
-            from beeond_ctl import devices
+    for device, base in _devices_of(config, home):
+        from beeond_ctl import devices
 
-            deadline = time.monotonic() + config.deadlines.wipe
-            devices.erase(device, base, int(home.rpartition("-")[2]), config.storage.wipe, deadline=deadline)
+        deadline = time.monotonic() + deadline_s
+        devices.erase(device, base, int(home.rpartition("-")[2]), config.storage.wipe, deadline=deadline)
+
+
+def _devices_of(config: SiteConfig, home: str) -> list[tuple[str, str]]:
+    """The whole device that `home` is on, and where it is mounted, if it is on one."""
+    pairs = zip(config.storage.devices, config.bases, strict=False)
+    return [(device, base) for device, base in pairs if home.startswith(f"{base}/")]
 
 
 def usage(config: SiteConfig) -> list[Usage]:
@@ -785,8 +799,9 @@ def _erase(
     if found.state == "whole":
         _refuse_mounts(home)
         record = _read_record(home)
-        if record is None and os.path.isdir(home) and os.listdir(home):
-            raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
+        with suppress(FileNotFoundError):
+            if os.listdir(home) and record is None:
+                raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
         room = os.statvfs(target.base)
         files, size = room.f_files - room.f_ffree, (room.f_blocks - room.f_bfree) * room.f_frsize
         if record is not None and record.phase != "wiping":

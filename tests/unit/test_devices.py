@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from beeond_ctl import devices, mounts, storage
+from beeond_ctl import devices, mounts, storage, supervisor
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError, UserError
+from beeond_ctl.lifecycle import sweep
 from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request
 from tests.unit.root_directory import needs_root, root_directory
@@ -182,7 +183,12 @@ def test_a_file_system_that_was_never_finished_is_erased_unmounted(base: Path, d
 
 def plan(base: Path, disk: str, job_id: int = 7) -> Plan:
     site = SiteConfig.model_validate(
-        {"storage": {"kind": "device", "devices": [disk]}, "paths": {"run": f"{base}/run"}}
+        {
+            "storage": {"kind": "device", "devices": [disk]},
+            "paths": {"run": f"{base}/run", "log": f"{base}/log"},
+            "mount": {"root": f"{base}/mnt"},
+            "slurm": {"path": [str(base)]},
+        }
     )
     return make_plan(site, Request(), Job(job_id, 1000, 1000, "alice", 0), ("n1", "n2"))
 
@@ -212,7 +218,7 @@ def test_a_device_that_another_job_has_is_nobodys_fault(base: Path, disk: str) -
 
 @pytest.mark.parametrize("stage", ["before its record", "while it was erased"])
 def test_a_device_without_a_record_is_found_after_a_reboot_and_erased(
-    base: Path, disk: str, stage: str
+    base: Path, disk: str, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan(base, disk)
     target = made.targets[0]
@@ -224,8 +230,27 @@ def test_a_device_without_a_record_is_found_after_a_reboot_and_erased(
         run("umount", target.base)
     run("rm", "-r", f"{base}/run")
     assert storage.read_records(made.config) == []
-    assert storage.strays(made.config) == [target.home]
-    assert storage.stray_is_empty(made.config, target.home)
-    storage.remove_stray(made.config, target.home)
-    assert storage.strays(made.config) == []
+    assert swept(made, monkeypatch) == [(target.home, "removed")]
     assert devices.content(disk) is None
+    assert swept(made, monkeypatch) == []
+
+
+def test_a_device_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    base: Path, disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(base, disk)
+    storage.prepare(made, "n1")
+    Path(made.targets[0].data, "result").write_text("precious")
+    storage.set_phase(made, "retained")
+    run("rm", "-r", made.run_dir)
+    run("xfs_io", "-x", "-c", "shutdown", made.targets[0].base)  # as XFS does when its device fails
+    assert swept(made, monkeypatch) == [(made.targets[0].home, "stuck")]
+    run("umount", made.targets[0].base)
+    (record,) = storage.read_records(made.config)
+    assert record.phase == "retained"
+    assert Path(made.targets[0].data, "result").exists()
+
+
+def swept(made: Plan, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    monkeypatch.setattr(supervisor, "marked", dict)  # this machine may have instances of other tests
+    return [(item.what, item.verdict) for item in sweep.sweep(made.config)]
