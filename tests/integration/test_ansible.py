@@ -275,7 +275,7 @@ def test_an_upgrade_waits_for_the_job_and_returns_only_the_nodes_that_it_took(si
     assert changed["n2"] > 0
     for host in ("n1", "n2"):
         assert version in cluster.run(host, ["beeond-ctl", "--version"]).stdout
-    assert cluster.node_state("n1").flags == {"IDLE"}
+    wait_for(lambda: cluster.node_state("n1").flags == {"IDLE"}, 30)
     assert cluster.node_state("n2").reason.startswith("broken fan")
     cluster.resume("n2")
     assert len(set(short_job(cluster).split())) == 1

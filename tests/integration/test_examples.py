@@ -35,6 +35,14 @@ def as_alice(cluster: Cluster, script: str) -> str:
     return cluster.run("login", ["sh", "-euc", script], user="alice").stdout
 
 
+def over(cluster: Cluster, job: int) -> tuple[bool, str]:
+    """Whether no part of the job is in the queue any more, and what is."""
+    queued = cluster.run(
+        "ctl", ["squeue", "-h", "-j", str(job), "-O", "JobArrayID,State,Reason"], check=False
+    ).stdout
+    return not queued.strip(), queued
+
+
 def told(output: str) -> str:
     """What a script said, without what the product added."""
     return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("beeond: "))
@@ -120,7 +128,7 @@ def test_mpi_processes_share_one_file_and_have_one_each(cluster: Cluster) -> Non
 
 def test_each_component_of_a_heterogeneous_job_has_a_file_system_of_its_own(cluster: Cluster) -> None:
     job = cluster.submit("alice", (EXAMPLES / "heterogeneous.sh").read_text())
-    wait_until("both components to end", lambda: (not cluster.run("ctl", ["squeue", "-h"]).stdout, ""), 60)
+    wait_until("both components to end", lambda: over(cluster, job), 90)
     output = told(cluster.read("login", f"/global/alice/heterogeneous-{job}.out"))
     assert output.splitlines() == [
         f"component 0: /mnt/beeond/{job} on n1",
@@ -166,7 +174,7 @@ def test_array_keeps_its_jobs_apart(cluster: Cluster) -> None:
         "rm -rf sweep sweep-results; for i in 1 2 3; do mkdir -p sweep/$i; seq $i > sweep/$i/data; done",
     )
     array = cluster.submit("alice", (EXAMPLES / "array.sh").read_text())
-    wait_until("the array to end", lambda: (not cluster.run("ctl", ["squeue", "-h"]).stdout, ""), 60)
+    wait_until("the array to end", lambda: over(cluster, array), 90)
     outputs = [told(cluster.read("login", f"/global/alice/array-{array}_{task}.out")) for task in (1, 2, 3)]
     assert as_alice(cluster, "ls sweep-results").split() == [f"{array}_{task}" for task in (1, 2, 3)]
     assert outputs == [f"task {task}: {2 * task} lines counted on n[1-2]\n" for task in (1, 2, 3)]
