@@ -26,6 +26,8 @@ _OURS: Final = re.compile(
     r"|cfgFile|store\w*Directory|storeFsUUID|storeAllowFirstRunInit|sysTargetAttachmentFile|logStdFile|logType|logHelperdIP"
     # how a daemon is run, and who may join
     r"|pidFile|runDaemonized|sysAllowNewServers|sysAllowNewTargets|tunePreferred(Meta|Storage)File"
+    # flushes of all nodes lock each other out
+    r"|tuneUseGlobalFileLocks"
     # the same of mgmtd 8
     r"|init|fs-uuid|upgrade|import-from-v7|config-file|db-file|log-target|\w+-port|port-shift|tls-.+|auth-.+|interfaces"
     r"|registration-disable|license-.+|daemonize(-pid-file)?"

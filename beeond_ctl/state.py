@@ -48,6 +48,9 @@ class State:
     proved: bool = False
     given_up: bool = False
     """Its owner said that the data need not be staged out. Not a proof: other nodes learn nothing from it."""
+    attempt: str = ""
+    """Random name of the last stage-out that this node took part in, the same on all nodes that did. What a proof
+    names: job ids come again, and another node's log may be that of an earlier job."""
     mount: str | None = None
     """Where the instance is, or is about to be, mounted. What is mounted elsewhere is not ours."""
     reason: str = ""

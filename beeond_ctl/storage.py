@@ -79,6 +79,8 @@ class Record:
     """Where the record lies; not part of what is written."""
     names: dict[str, Any] = field(default_factory=dict)
     """What only Slurm knows of the job, and only while it remembers it, if the request's paths need it."""
+    attempt: str = ""
+    """As in `state.State`."""
 
     @property
     def job_id(self) -> int:
@@ -586,6 +588,11 @@ def _sync_directory(path: str) -> None:
 def set_names(plan: Plan, names: dict[str, Any]) -> None:
     """Write `names` into the records of the instance. Raises NodeError."""
     _change(plan, names=names)
+
+
+def set_attempt(plan: Plan, attempt: str) -> None:
+    """Write which stage-out begins into the records of the instance. Raises NodeError."""
+    _change(plan, attempt=attempt)
 
 
 def set_phase(plan: Plan, phase: str) -> None:

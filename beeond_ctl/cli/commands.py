@@ -332,7 +332,7 @@ cli.add_command(flush)
 )
 @click.option("--here", is_flag=True, hidden=True, help="This node's part.")
 @click.option("--ask", is_flag=True, hidden=True, help="Does this node have the proof of the stage-out?")
-@click.option("--proved", metavar="RUN", hidden=True, help="Another node has the proof of the stage-out.")
+@click.option("--proved", multiple=True, hidden=True, help="A stage-out of which a node has the proof.")
 @click.pass_obj
 def recover(
     config_path: Path,
@@ -345,7 +345,7 @@ def recover(
     owner: int | None,
     here: bool,
     ask: bool,
-    proved: str | None,
+    proved: tuple[str, ...],
 ) -> None:
     """Finish what was left of an ended job: stage the kept data out, wipe it, and return the nodes to service.
 
@@ -366,7 +366,7 @@ def recover(
             raise UsageError("--mine goes with JOB_ID, --discard and --yes alone")
         owner = _caller_of_sudo()
     if ask:
-        click.echo(recovery.proof(config, job_id) or "no")
+        click.echo(" ".join(recovery.proofs(config, job_id)) or "no")
         return
     if here:
         recovery.on_this_node(config, job_id, discard=discard, proved=proved, owner=owner)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _BEGIN_S: Final = 60.0
 _LOOK_S: Final = 0.1
+_SETTLE_S: Final = 2.5
+"""What was written just before a flush is old enough then to be proved (see `staging.quiet`)."""
 _NICE: Final = 10
 _KEPT_FLAGS: Final = frozenset(["metadata-only", "update"])
 
@@ -117,13 +119,17 @@ def _job(mount: str, path: str, destination: str | None) -> Job:
         raise UserError(f"{show(source)} is not there; is it written already?")
     journals = os.fsencode(os.path.join(top, flushes.NAME))  # belong to nothing that is copied
     if destination is not None:
-        return Job(os.fsencode(source), os.fsencode(stage.absolute(destination, "")), flushes=journals)
+        return Job(
+            os.fsencode(source), os.fsencode(stage.absolute(destination, "")), flushes=journals, live=True
+        )
     within = os.path.relpath(source, top)
     outer, target, flags = _place_of(within, _transfers(top))
     only = "" if within == outer else os.path.relpath(within, outer)
     root = top if outer == "." else os.path.join(top, outer)
     kept = tuple(flag for flag in flags if flag in _KEPT_FLAGS)
-    return Job(os.fsencode(root), os.fsencode(target), kept, only=os.fsencode(only), flushes=journals)
+    return Job(
+        os.fsencode(root), os.fsencode(target), kept, only=os.fsencode(only), flushes=journals, live=True
+    )
 
 
 def _place_of(
@@ -246,6 +252,7 @@ def _flush(
     try:
         with stage.stoppable(), progress.shown(how, by_entries=True) as tell:
             note.began()
+            time.sleep(_SETTLE_S)
             summary = copy_local(
                 job, journal_dir=place, progress=note.also(tell), progress_every_s=progress.EVERY_S[how],
                 workers=workers, others=nodes.others(workers, here=here, nice=_NICE if behind else 0),

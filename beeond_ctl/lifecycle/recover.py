@@ -38,8 +38,9 @@ def everywhere(
     words = ["beeond-ctl", "recover", str(job_id)]
     # The leader writes the proof down before it tells the others, and may have died in between.
     asked = on_nodes(nodes, [*words, "--ask"], timeout_s=config.deadlines.meet)
-    proofs = {word for answer in asked for word in answer.output.split() if word.startswith(f"{job_id}.")}
-    how = ["--discard"] if discard else [word for run in sorted(proofs)[-1:] for word in ("--proved", run)]
+    proof = rf"{job_id}\.[0-9]+\.[0-9a-f]+"
+    proved = {word for answer in asked for word in answer.output.split() if re.fullmatch(proof, word)}
+    how = ["--discard"] if discard else [word for each in sorted(proved) for word in ("--proved", each)]
     how += [] if owner is None else ["--owner", str(owner)]
     answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
     for told, text in fold(answers):
@@ -89,9 +90,9 @@ _ALIVE: Final = frozenset(
 
 
 def on_this_node(
-    config: SiteConfig, job_id: int, *, discard: bool, proved: str | None, owner: int | None = None
+    config: SiteConfig, job_id: int, *, discard: bool, proved: Sequence[str], owner: int | None = None
 ) -> None:
-    """Recover this node's part; `proved` names the run of the job whose stage-out another node knows to be proved.
+    """Recover this node's part; `proved` names the stage-outs that nodes know to be proved, as `proofs` does.
 
     With `owner`, only if the job was that user's. Raises RetainedError when the data has to stay, NodeError when
     something is stuck, the job still runs, or it is not the owner's.
@@ -109,7 +110,7 @@ def on_this_node(
             sys.stdout.write(f"nothing left of job {job_id}\n")
             return
         here = Here(SiteConfig.model_validate(state.config), state)
-        here.events.log("recover", discard=discard, proved=proved)
+        here.events.log("recover", discard=discard, proved=list(proved))
         with (
             guard.accounted(config, here.node, job_id, ends=True),
             guard.draining(config, here.node, job_id),
@@ -117,7 +118,7 @@ def on_this_node(
             guard.interruptible(),
         ):
             # Written down, so that a wipe that is cut off is not taken for kept data.
-            state.proved = state.proved or proved == state.job.run_id
+            state.proved = state.proved or (bool(state.attempt) and _named(state) in proved)
             state.given_up = state.given_up or discard
             state.secret = ""  # all is started anew, with the secret that the leader has now
             here.save()
@@ -167,7 +168,7 @@ def state_of(records: Sequence[storage.Record]) -> states.State:
     state = states.State(
         job=record.job, nodes=record.nodes, node=record.node, request=record.request, block=record.block,
         config=record.config, phase="retained", ran=all(other.phase != "wiping" for other in records),
-        names=record.names,
+        names=record.names, attempt=record.attempt,
         mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
     )  # fmt: skip
     wanted = [target.home for target in Here(made_with, state).first_plan.targets]
@@ -179,15 +180,25 @@ def state_of(records: Sequence[storage.Record]) -> states.State:
     return state
 
 
-def proof(config: SiteConfig, job_id: int) -> str:
-    """The run of the job whose whole stage-out this node knows to be proved, by state or event log; or nothing."""
+def proofs(config: SiteConfig, job_id: int) -> list[str]:
+    """The whole stage-outs of jobs with this id that this node knows to be proved, by state or event log.
+
+    The log may also be that of earlier jobs: a node takes the proof only of a stage-out that it had a part in.
+    """
+    found = {
+        f"{event['run']}.{event['attempt']}"
+        for event in events.read(config.paths.log, job_id)
+        if event.get("event") == "proved" and event.get("run") and event.get("attempt")
+    }
     state = states.read(config.paths.run, job_id)
-    if state is not None and state.proved:
-        return state.job.run_id
-    runs = [
-        event.get("run") for event in events.read(config.paths.log, job_id) if event.get("event") == "proved"
-    ]
-    return str(runs[-1]) if runs and runs[-1] else ""
+    if state is not None and state.proved and state.attempt:
+        found.add(_named(state))
+    return sorted(found)
+
+
+def _named(state: states.State) -> str:
+    """How a proof names the last stage-out that this node had a part in."""
+    return f"{state.job.run_id}.{state.attempt}"
 
 
 def _restart(here: Here, team: Team) -> None:
@@ -209,7 +220,8 @@ def _resume(config: SiteConfig, here: Here, job_id: int) -> None:
     if not config.slurm.resume_after_recover:
         return
     try:
-        slurm.undrain(config.slurm.path, here.node, guard.drain_prefix(job_id))
+        with guard.changing_reasons(config):
+            slurm.undrain(config.slurm.path, here.node, guard.drain_prefix(job_id))
     except BeeondError as error:
         name = here.node or socket.gethostname()
         sys.stdout.write(f"{name} is clean but not back in service: {one_line(error)}\n")

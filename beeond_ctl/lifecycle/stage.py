@@ -89,7 +89,8 @@ class Stage:
             # Before anyone learns of it and wipes: the others' proof is this record.
             self._here.state.proved = True
             self._here.save()
-            self._here.events.log("proved", run=self._here.state.job.run_id)
+            state = self._here.state
+            self._here.events.log("proved", run=state.job.run_id, attempt=state.attempt)
         return {"damage": damage}
 
     def _transfer(self, team: Team, index: int, transfer: Transfer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
         return
     owed = here.owed
     staging = stage.Stage(here, inward=False, trust_missing=purpose != "recover")
-    combine = {"ending": _all_ran, **steps.combine(here), **staging.combine}
+    combine = {"ending": _ending, **steps.combine(here), **staging.combine}
     problem: BeeondError | None = None
     with open_team(here, purpose, combine=combine, handlers=staging.handlers) as team:
         try:
@@ -78,6 +79,9 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
                 here.enter("staging-out")
                 prepare(here, team)
                 _see_that_it_is_whole(here, team)
+                here.state.attempt = told["attempt"]
+                here.save()
+                storage.set_attempt(here.plan, here.state.attempt)
                 staging.run(team)
         except PeerError as error:
             problem = error
@@ -103,6 +107,11 @@ def _told(here: Here, why: str) -> str:
     """What the user is told of the stage-out; `why` it is not proved."""
     job_id, nodes = here.state.job.job_id, here.state.nodes
     return tell.kept(here, why, recovery(job_id, nodes)) if why else tell.staged_out(here)
+
+
+def _ending(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The leader's answer to all whose job has ended: what they said together, and a new name for this stage-out."""
+    return {**_all_ran(reports), "attempt": secrets.token_hex(8)}
 
 
 def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:

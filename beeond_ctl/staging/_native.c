@@ -33,7 +33,7 @@ enum {
 	TEMP_MAX = 200,
 };
 
-enum { WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32 };
+enum { WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64 };
 
 /* Names with a NUL behind each. */
 struct names {
@@ -387,6 +387,7 @@ struct batch {
 	gid_t gid; /* that new files get in this directory; -1: not known yet */
 	const char *temp;
 	size_t first;
+	int64_t quiet;
 	char *data; /* SMALL + 1 bytes */
 	struct mark mark;
 };
@@ -492,6 +493,12 @@ static int fill(struct batch *batch, int source, int target, struct file *file)
 	return batch->flags & SYNC_EACH ? fsync(target) : 0;
 }
 
+/* Whether whatever is written from now on changes the file's times; see quiet.py, and _settle in copier.py. */
+static int is_settled(const struct batch *batch, int source, const struct stat *info)
+{
+	return ns(info->st_mtim) <= batch->quiet && ns(info->st_ctim) <= batch->quiet && fdatasync(source) == 0;
+}
+
 static void write_one(struct batch *batch, const char *name, struct file *file, const char *temp)
 {
 	int done = -1, target;
@@ -500,7 +507,8 @@ static void write_one(struct batch *batch, const char *name, struct file *file, 
 	if (source < 0)
 		return;
 	if (fstat(source, &file->info) < 0 || !S_ISREG(file->info.st_mode) || file->info.st_size > SMALL ||
-	    file->info.st_blocks * 512 < file->info.st_size || has_attributes(source)) {
+	    file->info.st_blocks * 512 < file->info.st_size || has_attributes(source) ||
+	    (batch->flags & LIVE && !is_settled(batch, source, &file->info))) {
 		close(source);
 		return;
 	}
@@ -650,12 +658,13 @@ static PyObject *py_copy(PyObject *self, PyObject *args)
 	PyObject *list, *result = NULL;
 	const char *prefix, *before;
 	Py_ssize_t prefix_length, before_length, first;
-	long long gid;
+	long long gid, quiet;
 	size_t count = 0;
 
 	(void)self;
-	if (!PyArg_ParseTuple(args, "iiOy#snLiy#:copy", &batch.source, &batch.target, &list, &prefix, &prefix_length,
-	                      &batch.temp, &first, &gid, &batch.flags, &before, &before_length))
+	if (!PyArg_ParseTuple(args, "iiOy#snLiy#L:copy", &batch.source, &batch.target, &list, &prefix, &prefix_length,
+	                      &batch.temp, &first, &gid, &batch.flags, &before, &before_length,
+	                      &quiet))
 		return NULL;
 	if (strlen(batch.temp) > TEMP_MAX) {
 		PyErr_SetString(PyExc_ValueError, "the temporary name is too long");
@@ -663,6 +672,7 @@ static PyObject *py_copy(PyObject *self, PyObject *args)
 	}
 	batch.first = (size_t)first;
 	batch.gid = (gid_t)gid;
+	batch.quiet = quiet;
 	batch.me = geteuid();
 	if (encode(list, &names, &count) < 0)
 		goto out;
@@ -706,7 +716,8 @@ static int add_constants(PyObject *made)
 {
 	return PyModule_AddIntMacro(made, WRITE) < 0 || PyModule_AddIntMacro(made, PLACE) < 0 ||
 	                       PyModule_AddIntMacro(made, VERIFY) < 0 || PyModule_AddIntMacro(made, SYNC_EACH) < 0 ||
-	                       PyModule_AddIntMacro(made, DROP_CACHE) < 0 || PyModule_AddIntMacro(made, MADE) < 0
+	                       PyModule_AddIntMacro(made, DROP_CACHE) < 0 || PyModule_AddIntMacro(made, MADE) < 0 ||
+	                       PyModule_AddIntMacro(made, LIVE) < 0
 	               ? -1
 	               : 0;
 }

@@ -8,6 +8,7 @@ VERIFY: int
 SYNC_EACH: int
 DROP_CACHE: int
 MADE: int
+LIVE: int
 
 def marks(known: array[int]) -> object: ...
 def has(known: object, mark: int) -> bool: ...
@@ -26,5 +27,6 @@ def copy(
     gid: int,
     flags: int,
     before: bytes,
+    quiet_ns: int,
     /,
 ) -> tuple[bytes, int, list[int], list[int], bytes]: ...

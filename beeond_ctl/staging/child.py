@@ -18,12 +18,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
 
 
-def piece_name(token: str, mark: int) -> str:
-    """The temporary name of a file that several copiers write together: the same for all, and in a later
-    run."""
-    return f"{PREFIX}{token}.p{mark:016x}"
-
-
 def make_parents(path: str) -> None:
     """Make the directory `path` and what is missing above it. Raises OSError.
 

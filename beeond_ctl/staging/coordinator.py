@@ -40,7 +40,7 @@ _HEX: Final = re.compile(r"[0-9a-f]{0,32}")
 
 @dataclass(slots=True)
 class _Big:
-    """A file that is copied in pieces."""
+    """A file that is copied in pieces. `payload` is empty until its temporary name is made."""
 
     payload: str
     dirs: str
@@ -94,6 +94,7 @@ def header_of(job: Job) -> dict[str, Any]:
         "hash": HASH,
         "read_back": "metadata-only" not in job.flags,
         "durable": job.durable,
+        "live": job.live,
     }
 
 
@@ -112,6 +113,7 @@ class Coordinator:
         self._upcoming: Iterator[_Work] = iter(())
         self._outstanding: dict[int, _Work] = {}
         self._number = 0
+        self._salt = os.urandom(4).hex()  # where locks do not reach, another process may be in the same run
         self._phase = 0
         self._setup = ""
         self._scanned = self._scan_ok = False
@@ -267,11 +269,17 @@ class Coordinator:
             raise wire.ProtocolError("a big file is out of bounds")
         text = wire.dumps(description)
         digests = [have.get(index) for index in range(count)]
-        big = _Big(text, dirs, digests, tries, left=digests.count(None))
+        big = _Big(text if description["temp"] else "", dirs, digests, tries, left=digests.count(None))
         self._tally.bytes_total += size
-        for index, digest in enumerate(digests):
+        if big.payload:
+            self._add_pieces(big)
+        else:
+            self._add(_Work(0, "make", (text,), 0, dirs, big=big))
+
+    def _add_pieces(self, big: _Big) -> None:
+        for index, digest in enumerate(big.digests):
             if digest is None:
-                self._add(_Work(0, "piece", (text, str(index)), 0, dirs, big=big, index=index))
+                self._add(_Work(0, "piece", (big.payload, str(index)), 0, big.dirs, big=big, index=index))
         if not big.left:
             self._place(big)
 
@@ -312,7 +320,7 @@ class Coordinator:
                 "work": {
                     "id": work.number,
                     "attempt": work.attempt,
-                    "tag": f"{self._run}.{work.number}.{work.attempt}",
+                    "tag": f"{self._run}.{self._salt}.{work.number}.{work.attempt}",
                     "kind": work.kind,
                     "fields": list(work.fields),
                     "setup": self._setup,
@@ -416,14 +424,18 @@ class Coordinator:
             big.failed = True
         elif answer.again:
             big.again = answer.again
+        elif work.kind == "make":
+            big.payload = answer.made
+            self._add_pieces(big)
         elif work.kind == "piece":
             big.digests[work.index] = answer.digest
             big.left -= 1
-            journaled.append(("piece", answer.piece))
+            journaled += [("piece", answer.piece)] if answer.piece else []
             if not big.left and not big.failed and not big.again:
                 self._place(big)
         if (big.failed or big.again) and not big.running:
-            self._add(_Work(0, "drop", (big.payload,), 0))
+            if big.payload:
+                self._add(_Work(0, "drop", (big.payload,), 0))
             if big.again and not big.failed:
                 count, size, payload = big.again
                 if big.tries >= _TRIES:
@@ -582,7 +594,7 @@ class Coordinator:
             if self._scanner.poll() is None:
                 self._scanner.kill()
             if self._journal is not None:
-                if not self._clean and not self._outstanding:
+                if not self._clean and not self._outstanding and not self._cancelled:
                     self._record(("closed", ""))
                 self._journal.close()
                 self._journal = None
@@ -612,6 +624,7 @@ class _Answer:
         if not _HEX.fullmatch(self.digest):
             raise ValueError("digest")
         self.piece = _line(data.get("piece", ""))
+        self.made = _line(data.get("made", ""))
         self.again: tuple[int, int, str] | None = None
         if "again" in data:
             count, size, payload = data["again"]

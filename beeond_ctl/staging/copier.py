@@ -4,7 +4,9 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
 
     setup SETUP                            the transfer (see `scan`); before anything else, and when it changes
     copy   TAG DIRS PAYLOAD                entries of a batch: temporary name, data, metadata, sync, read back, rename
-    piece  TAG PAYLOAD INDEX               bytes INDEX*PIECE... of a big file, into a temporary name all share
+    make   TAG PAYLOAD                     a new temporary name for a big file, which all share; says the PAYLOAD for
+                                           what follows
+    piece  TAG PAYLOAD INDEX               bytes INDEX*PIECE... of a big file, into that name
     place  TAG PAYLOAD DIGESTS             metadata and final name of a big file whose pieces are all there
     drop   TAG PAYLOAD                     remove the temporary name of a big file
     link   TAG DIRS PAYLOAD                further names of files that are there
@@ -14,7 +16,7 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
 
 TAG makes temporary names unique among all copiers of a transfer and all attempts at one batch. An answer counts every
 entry once: copied, skipped or failed. What it proves is opaque to the parent: a text of proofs (see `proof`), or for a
-piece `[TEMPORARY_NAME, INDEX, CHECKSUM]`.
+piece `[FINGERPRINT, TEMPORARY_NAME, INDEX, CHECKSUM]`.
 
 When one file is ready for its name depends on where it goes (`_Sync`): where a file can be synced only by itself, each
 is synced; on a local file system a batch is written, synced at once, and then read back and renamed.
@@ -39,6 +41,7 @@ from beeond_ctl.staging.causes import StagingError, cause_of, text_of
 from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import copy_metadata, learn_gid, same_time
 from beeond_ctl.staging.proof import fingerprint, pack, proof
+from beeond_ctl.staging.quiet import EARLY_NS, MEMORY, filesystem, is_quiet, limit_ns
 from beeond_ctl.staging.scan import PIECE
 from beeond_ctl.staging.tree import Dir, Tree
 
@@ -52,7 +55,6 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _TRIES = 3
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
-_MEMORY = {"tmpfs", "ramfs"}
 _MAX_THREADS = 32
 _PROBE = 16
 _PROBE_S, _SATURATED = 0.02, 0.8
@@ -65,10 +67,10 @@ class _Sync:
     NONE, WHOLE, EACH = range(3)
 
     def __init__(self, fd: int, *, durable: bool) -> None:
-        kind = _filesystem(fd)
-        self.drop_cache = kind not in _MEMORY
+        kind = filesystem(fd)
+        self.drop_cache = kind not in MEMORY
         self.how = (
-            _Sync.NONE if not durable or kind in _MEMORY else _Sync.WHOLE if kind in _LOCAL else _Sync.EACH
+            _Sync.NONE if not durable or kind in MEMORY else _Sync.WHOLE if kind in _LOCAL else _Sync.EACH
         )
         self.fd = fd
 
@@ -79,18 +81,6 @@ class _Sync:
         if ctypes.CDLL(None, use_errno=True).syncfs(self.fd):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-
-
-def _filesystem(fd: int) -> str:
-    """The type of the file system that `fd` is on, `''` when that cannot be told."""
-    device = os.fstat(fd).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            fields = line.split()
-            if fields[2] == wanted:
-                return fields[fields.index("-", 6) + 1]
-    return ""
 
 
 class _FailedError(Exception):
@@ -136,7 +126,7 @@ class _Result:
 class _Written:
     """A file or link to copy, and then a temporary file that waits for its sync."""
 
-    __slots__ = ("digest", "info", "is_link", "name", "path", "source", "sparse", "target", "temp")
+    __slots__ = ("digest", "info", "is_link", "name", "path", "quiet", "source", "sparse", "target", "temp")
 
     def __init__(self, name: str, path: str, source: Dir, target: Dir, temp: str, *, is_link: bool) -> None:
         self.name, self.path, self.source, self.target, self.temp = name, path, source, target, temp
@@ -144,6 +134,7 @@ class _Written:
         self.info: os.stat_result
         self.digest = b""
         self.sparse = False
+        self.quiet = True
 
 
 class _Files:
@@ -178,6 +169,8 @@ class Copier:
         self.source_root_device = os.fstat(self.source.root.fd).st_dev
         self.same_device = self.source_root_device == os.fstat(self.target.root.fd).st_dev
         self.sync = _Sync(self.target.root.fd, durable=setup["durable"])
+        self.clock: str = setup["clock"]  # where the time is to be had; '' where nobody writes to the source
+        self.quiet_ns = 0
         self.threads = 1
         self.rename = dict([setup["single"]]) if setup["single"] else {}
 
@@ -186,6 +179,8 @@ class Copier:
     def copy(self, tag: str, dirs: list[str], payload: list[Any], result: _Result) -> None:
         """Copy the entries of a batch."""
         temp = f"{child.PREFIX}{self.token}.{tag}."
+        if self.clock:
+            self.quiet_ns = limit_ns(self.clock, self.source.root.fd)
         ordinary: list[_Files] = []
         items: list[_Written] = []
         number = 0
@@ -232,6 +227,7 @@ class Copier:
         flags = engine.VERIFY if self.read_back else 0
         flags |= engine.DROP_CACHE if self.sync.drop_cache else 0
         flags |= engine.SYNC_EACH if self.sync.how == _Sync.EACH else 0
+        flags |= engine.LIVE if self.clock else 0
         left: list[_Written] = []
         waiting: list[_Files] = []
 
@@ -257,6 +253,7 @@ class Copier:
                 -1 if target.gid is None else target.gid,
                 flags | what | (engine.MADE if target.made else 0),
                 files.written,
+                self.quiet_ns,
             )
             if not what & engine.PLACE:
                 files.written = written
@@ -402,6 +399,8 @@ class Copier:
             item.info = info = os.fstat(source)
             if not stat.S_ISREG(info.st_mode):
                 raise StagingError("changed", "no longer a file")  # noqa: TRY301
+            self._settle(source)
+            item.quiet = not self.clock or is_quiet(info.st_mtime_ns, info.st_ctime_ns, self.quiet_ns)
             side = "destination"
             try:
                 target = os.open(item.temp, _MAKE, 0o600, dir_fd=item.target.fd)
@@ -423,6 +422,8 @@ class Copier:
                 source, target, info, learn_gid(item.target, target), inherits_acl=item.target.default_acl
             ):
                 result.note(note, _join(item.path, item.name))
+            if not item.quiet:
+                os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns - EARLY_NS))
             side = "source"
             if not _same(info, os.fstat(source)):
                 return False
@@ -446,6 +447,12 @@ class Copier:
                 os.close(source)
         return True
 
+    def _settle(self, source: int) -> None:
+        """Have later stores through a mapping change the file's times, as only those into clean pages do. Raises
+        OSError."""
+        if self.clock:
+            os.fdatasync(source)
+
     def _copy_large(self, source: int, target: int, item: _Written) -> None:
         size = item.info.st_size
         if item.sparse:
@@ -466,7 +473,7 @@ class Copier:
             if self.read_back:
                 self._prove(item)
             else:
-                _compare(info, os.stat(item.temp, dir_fd=directory, follow_symlinks=False))
+                _compare(item, os.stat(item.temp, dir_fd=directory, follow_symlinks=False))
             name = self.rename.get(item.name, item.name)
             if not item.target.made:
                 self._keep_newer(directory, name, info, _join(item.path, name), result)
@@ -475,9 +482,10 @@ class Copier:
             raise _FailedError("destination", error) from None
         result.copied += 1
         result.bytes += info.st_size
-        path = _join(item.path, item.name)
-        mark = fingerprint(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
-        result.proofs += proof(mark, item.digest if self.read_back else b"")
+        if item.quiet:
+            path = _join(item.path, item.name)
+            mark = fingerprint(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+            result.proofs += proof(mark, item.digest if self.read_back else b"")
         return True
 
     def _prove(self, item: _Written) -> None:
@@ -499,7 +507,7 @@ class Copier:
             os.close(fd)
         if digest != item.digest:
             raise StagingError("mismatch")
-        _compare(info, there)
+        _compare(item, there)
 
     def _keep_newer(
         self, directory: int, name: str, info: os.stat_result, path: str, result: _Result
@@ -553,6 +561,28 @@ class Copier:
 
     # --- big files ----------------------------------------------------------------------------------------
 
+    def make(self, payload: dict[str, Any], result: _Result) -> None:
+        """Make the temporary name of a big file, under a name that was not there and will not be again.
+
+        Nothing else makes one. A file under a name that pieces were proved of is therefore the one that has them,
+        whatever was given up, removed or begun anew in between, and whoever comes late.
+        """
+        temp = f"{child.PREFIX}{self.token}.p{os.urandom(8).hex()}"
+        try:
+            directory = self.target.open(payload["dir"])
+            fd = os.open(temp, _MAKE, 0o600, dir_fd=directory.fd)
+            try:
+                os.ftruncate(fd, payload["entry"][1])
+            except OSError:
+                os.unlink(temp, dir_fd=directory.fd)
+                raise
+            finally:
+                os.close(fd)
+        except (OSError, StagingError) as error:
+            result.fail("destination", error, _join(payload["dir"], payload["entry"][0]))
+            return
+        result.extra["made"] = wire.dumps({**payload, "temp": temp})
+
     def piece(self, payload: dict[str, Any], index: int, result: _Result) -> None:
         """Copy and prove one piece of a big file."""
         path, entry, temp = payload["dir"], payload["entry"], payload["temp"]
@@ -569,9 +599,10 @@ class Copier:
             if not _as_scanned(info, entry):
                 self._again(payload, info, result)
                 return
+            self._settle(source)
             sparse = info.st_blocks * 512 < info.st_size
             side = "destination"
-            target = self._shared_temp(temp, target_dir, entry[1])
+            target = self._shared_temp(temp, target_dir)
             if self.read_back:
                 digest: bytes | None = data.copy_range(source, target, start, end, sparse=sparse)
             else:
@@ -590,7 +621,9 @@ class Copier:
                 self._again(payload, info, result)
                 return
             result.bytes += end - start
-            result.extra["piece"] = wire.dumps([temp, index, digest.hex() if digest else ""])
+            if payload["quiet"]:
+                mark = fingerprint(_join(path, entry[0]), *entry[1:])
+                result.extra["piece"] = wire.dumps([mark, temp, index, digest.hex() if digest else ""])
             result.extra["digest"] = digest.hex() if digest else ""
         except data.SourceError as error:
             result.fail("source", error.error, _join(path, entry[0]))
@@ -602,19 +635,12 @@ class Copier:
                     os.close(fd)
 
     @staticmethod
-    def _shared_temp(temp: str, directory: Dir, size: int) -> int:
-        fd = os.open(
-            temp,
-            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-            0o600,
-            dir_fd=directory.fd,
-        )
+    def _shared_temp(temp: str, directory: Dir) -> int:
+        fd = os.open(temp, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory.fd)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             os.close(fd)
             raise StagingError("in-the-way")
-        if info.st_size != size:
-            os.ftruncate(fd, size)
         return fd
 
     def _again(self, payload: dict[str, Any], info: os.stat_result, result: _Result) -> None:
@@ -624,13 +650,16 @@ class Copier:
             result.fail("source", StagingError("changed"), _join(payload["dir"], entry[0]))
             return
         fresh = [entry[0], info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
-        mark = fingerprint(_join(payload["dir"], entry[0]), *fresh[1:])
-        again = {**payload, "entry": fresh, "temp": child.piece_name(self.token, mark), "have": {}}
+        quiet = not self.clock or is_quiet(
+            info.st_mtime_ns, info.st_ctime_ns, limit_ns(self.clock, self.source.root.fd)
+        )
+        again = {**payload, "entry": fresh, "temp": "", "have": {}, "quiet": quiet}
         result.extra["again"] = [max(1, -(-info.st_size // PIECE)), info.st_size, wire.dumps(again)]
 
     def place(self, payload: dict[str, Any], digests: list[str], result: _Result) -> None:
         """Give a big file, whose pieces are all proved, its metadata and its name."""
-        path, entry, temp = payload["dir"], payload["entry"], payload["temp"]
+        path, entry, temp, quiet = payload["dir"], payload["entry"], payload["temp"], payload["quiet"]
+        kept_ns = _kept_ns(entry[2], quiet)
         name = self.rename.get(entry[0], entry[0])
         source = target = -1
         side = "source"
@@ -646,7 +675,7 @@ class Copier:
                 target = os.open(temp, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
             except FileNotFoundError:
                 there = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-                if there.st_size != entry[1] or not same_time(entry[2], there.st_mtime_ns):
+                if there.st_size != entry[1] or not same_time(kept_ns, there.st_mtime_ns):
                     raise
                 # a node that was given up meanwhile has done it: nothing but a proved file gets this far
             else:
@@ -654,9 +683,11 @@ class Copier:
                     raise StagingError("mismatch")
                 for note in copy_metadata(source, target, info, None, inherits_acl=directory.default_acl):
                     result.note(note, _join(path, entry[0]))
+                if not quiet:
+                    os.utime(target, ns=(info.st_atime_ns, kept_ns))
                 if self.sync.how != _Sync.NONE:
                     os.fsync(target)
-                if not same_time(entry[2], os.fstat(target).st_mtime_ns):
+                if not same_time(kept_ns, os.fstat(target).st_mtime_ns):
                     raise StagingError("mismatch")
                 if not directory.made:
                     self._keep_newer(directory.fd, name, info, _join(path, name), result)
@@ -669,6 +700,8 @@ class Copier:
                 if fd >= 0:
                     os.close(fd)
         result.copied = 1
+        if not quiet:
+            return
         joined = xxhash.xxh3_128_digest(b"".join(bytes.fromhex(digest) for digest in digests))
         mark = fingerprint(_join(path, entry[0]), *entry[1:])
         result.proofs += proof(mark, joined if self.read_back else b"")
@@ -691,8 +724,10 @@ class Copier:
                 try:
                     first_dir, directory = self.target.open(first_path).fd, self.target.open(path)
                     self._link(first_dir, entry, directory, name, temp, result)
-                    # Whichever of its names comes first in the next run: the file is proved.
-                    result.proofs += proof(fingerprint(_join(path, name), *entry[1:]), b"")
+                    # Whichever of its names comes first in the next run: the file is proved. Not while others
+                    # write to it: what was copied under its first name may be older than this entry.
+                    if not self.clock:
+                        result.proofs += proof(fingerprint(_join(path, name), *entry[1:]), b"")
                 except _LinkRefusedError:
                     source = self.source.open(path)
                     info = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
@@ -703,8 +738,8 @@ class Copier:
                 except (OSError, StagingError) as error:
                     result.fail("destination", error, _join(path, name))
 
-    @staticmethod
     def _link(
+        self,
         first_dir: int,
         entry: list[Any],
         directory: Dir,
@@ -717,9 +752,10 @@ class Copier:
             there = os.stat(first, dir_fd=first_dir, follow_symlinks=False)
         except FileNotFoundError:
             raise StagingError("first-link") from None
-        if not stat.S_ISLNK(there.st_mode) and (
-            there.st_size != size or not same_time(mtime, there.st_mtime_ns)
-        ):
+        is_it = there.st_size == size and same_time(mtime, there.st_mtime_ns)
+        if self.clock and not is_it:
+            is_it = there.st_size == size and same_time(_kept_ns(mtime, quiet=False), there.st_mtime_ns)
+        if not stat.S_ISLNK(there.st_mode) and not is_it:
             raise StagingError("first-link")
         with contextlib.suppress(FileNotFoundError):
             info = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
@@ -855,10 +891,18 @@ def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _compare(info: os.stat_result, there: os.stat_result) -> None:
+def _compare(item: _Written, there: os.stat_result) -> None:
     """Size and time of what was written with what was read. Raises StagingError."""
-    if there.st_size != info.st_size or not same_time(info.st_mtime_ns, there.st_mtime_ns):
+    info = item.info
+    if there.st_size != info.st_size or not same_time(
+        _kept_ns(info.st_mtime_ns, item.quiet), there.st_mtime_ns
+    ):
         raise StagingError("mismatch")
+
+
+def _kept_ns(mtime_ns: int, quiet: bool) -> int:  # noqa: FBT001
+    """The time that a copy gets."""
+    return mtime_ns if quiet else mtime_ns - EARLY_NS
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
@@ -908,6 +952,8 @@ def _answer(copier: Copier, fields: list[str]) -> str:
     kind, tag = fields[0], fields[1]
     if kind == "copy":
         copier.copy(tag, wire.loads(fields[2]), wire.loads(fields[3]), result)
+    elif kind == "make":
+        copier.make(wire.loads(fields[2]), result)
     elif kind == "piece":
         copier.piece(wire.loads(fields[2]), int(fields[3]), result)
     elif kind == "place":

@@ -3,7 +3,8 @@
 A flush is a transfer of a part with the same source and destination as the whole, so that its journal's proofs are
 those that the whole would have made. They are evidence of the same kind as an earlier run of the whole, and are used
 in the same way: a file counts only if its size, times and inode are still those that were proved, and the destination
-has a file of that size and time.
+has a file of that size and time. Others could write to the source meanwhile and after: only what they had left alone
+was proved (see `quiet`), and only journals of transfers that took care of that count (`live`).
 
 The journals are the user's own files, and may say anything. Whoever forges them makes this program, which has no more
 rights than they, leave out their own files, as if they had deleted them.
@@ -72,15 +73,8 @@ def known(directory: str, whole: dict[str, Any]) -> Flushed:
 def _journals(directory: str) -> Iterator[int]:
     """Descriptors of the journals in `directory`, each to be closed by the caller."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        flushes = sorted(os.listdir(directory))[:MAX_JOURNALS]
-    except OSError:
-        return
-    for flush in flushes:
-        try:
-            names = sorted(os.listdir(os.path.join(directory, flush)))
-        except OSError:
-            continue
+    for flush in _listed(directory)[:MAX_JOURNALS]:
+        names = _listed(os.path.join(directory, flush))
         for name in names[:8]:
             if not name.endswith(".journal"):
                 continue
@@ -88,10 +82,25 @@ def _journals(directory: str) -> Iterator[int]:
                 fd = os.open(os.path.join(directory, flush, name), flags)
             except OSError:
                 continue
-            if stat.S_ISREG(os.fstat(fd).st_mode):
+            info = os.fstat(fd)
+            if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
                 yield fd
             else:
                 os.close(fd)
+
+
+def _listed(directory: str) -> list[str]:
+    """What is in a directory of ours; nothing in what is another user's, a link, or not there."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return sorted(os.listdir(fd)) if os.fstat(fd).st_uid == os.geteuid() else []
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
 
 
 def _counts(header: dict[str, Any], whole: dict[str, Any]) -> bool:
@@ -100,6 +109,7 @@ def _counts(header: dict[str, Any], whole: dict[str, Any]) -> bool:
         all(header.get(key) == whole[key] for key in ("version", "hash"))
         and all(_path(header.get(key)) == _path(whole[key]) for key in ("source", "destination"))
         and header.get("durable") is True
+        and header.get("live") is True
         and bool(header.get("read_back") or not whole["read_back"])
     )
 

@@ -3,13 +3,13 @@
 A file of records, each `length (4 bytes) crc32 (4 bytes) KIND \\t TEXT`, little-endian, appended only.
 Whatever byte it is cut off at, all whole records before count, and the next run goes on behind them.
 
-    header  JSON: version, source, destination, flags, hash, token, boot, durable
+    header  JSON: version, source, destination, flags, hash, token, boot, durable, live
     run     JSON: run number, boot
     proof   what a copier proved (see `copier`)
-    piece   one piece of a big file that was proved
+    piece   one piece of a big file that was proved, and the temporary name it is under
     root    the root of the destination was not there before this transfer
     done    the whole transfer was proved
-    closed  the run has left no temporary names but those of pieces; without it, the next run looks for them
+    closed  the run has left no temporary names; without it, the next run looks for them
 """
 
 from __future__ import annotations

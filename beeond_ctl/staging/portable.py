@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Marks = list[array[int]]
 
-WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE = 1, 2, 4, 8, 16, 32
+WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE, LIVE = 1, 2, 4, 8, 16, 32, 64
 """What `copy` is to do, and with what."""
 
 
@@ -84,12 +84,14 @@ def copy(
     gid: int,  # noqa: ARG001
     flags: int,  # noqa: ARG001
     before: bytes,  # noqa: ARG001
+    quiet_ns: int,  # noqa: ARG001
 ) -> tuple[bytes, int, list[int], list[int], bytes]:
     """Copy ordinary files of one directory, the number N of them by way of the name TEMP + (`first` + N).
 
     `gid` is the group of new files in `target` (-1: not known). With `WRITE` but not `PLACE`, they get their names when
-    called again with `PLACE` and the last of the values returned, as `before`, after they were synced. Returns proofs,
-    bytes, the numbers of the names that are left to the caller, with nothing of them at `target`, those of files that
-    read back differently, and what to come back with.
+    called again with `PLACE` and the last of the values returned, as `before`, after they were synced. With `LIVE`,
+    files that changed after `quiet_ns` are left, and the data of others is settled before it is read (see `quiet`).
+    Returns proofs, bytes, the numbers of the names that are left to the caller, with nothing of them at `target`, those
+    of files that read back differently, and what to come back with.
     """
     return b"", 0, list(range(len(names))), [], b""

@@ -19,7 +19,8 @@ Reads one line of JSON from standard input and writes lines of fields (see `wire
 
 PAYLOAD of a batch: `[[INDEX_IN_DIRS, [FILE...], [SYMBOLIC_LINK...]]...]`, names only; of links: `[[INDEX_IN_DIRS,
 [[NAME, FIRST]...], []]...]`, FIRST: `[DIR, ENTRY]`; of a big file: `{"dir": DIR, "entry": ENTRY, "temp":
-TEMPORARY_NAME, "have": {INDEX: CHECKSUM}}`, ENTRY: `[NAME, SIZE, MTIME, CTIME, INODE]`.
+TEMPORARY_NAME, "have": {INDEX: CHECKSUM}, "quiet": BOOL}` (see `quiet`), ENTRY: `[NAME, SIZE, MTIME, CTIME, INODE]`.
+TEMPORARY_NAME is empty when there is no piece to go on from.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def _say(*fields: str) -> None:
 class Proofs:
     """What earlier runs have proved: a few bytes a file, so that ten million fit anywhere."""
 
-    def __init__(self, known: array[int], pieces: dict[str, dict[int, str]]) -> None:
-        """Fingerprints of proved files, and of big files' pieces the checksums, by temporary name."""
+    def __init__(self, known: array[int], pieces: dict[int, dict[str, dict[int, str]]]) -> None:
+        """Fingerprints of proved files, and of big files' pieces the checksums, by fingerprint and temporary name."""
         self.marks = engine.marks(known)
         self.pieces = pieces
 
@@ -138,14 +139,14 @@ class Proofs:
 def read_proofs(records: Iterator[tuple[str, str]], more: array[int]) -> Proofs:
     """The proofs in a journal's records (see `copier` for what they hold), and `more`. A malformed one is no proof."""
     known = array("Q", more)
-    pieces: dict[str, dict[int, str]] = {}
+    pieces: dict[int, dict[str, dict[int, str]]] = {}
     for kind, text in records:
         try:
             if kind == "proof":
                 known += marks_in(text)
             elif kind == "piece":
-                temp, index, digest = wire.loads(text)
-                pieces.setdefault(str(temp), {})[int(index)] = str(digest)
+                mark, temp, index, digest = wire.loads(text)
+                pieces.setdefault(int(mark), {}).setdefault(str(temp), {})[int(index)] = str(digest)
         except (wire.ProtocolError, ValueError, TypeError):
             continue
     return Proofs(known, pieces)
@@ -204,6 +205,7 @@ class _Scan:
         self.first_links: dict[int | tuple[int, int], bytes] = {}
         self.link_dirs: list[str] = []
         self.device: int | None = None
+        self.clock = str(config["flushes"]) if config["header"]["live"] else ""
         self.batch, self.links = _Batch("batch"), _Batch("links")
         self.dirs, self.locked = _Paths("dirs"), _Paths("locked")
         self.source, self.destination = str(config["source"]), str(config["destination"])
@@ -423,8 +425,9 @@ class _Scan:
         """Take in one entry that is no directory; `there`: the destination has it."""
         mode, size = info.st_mode, info.st_size
         if stat.S_ISDIR(mode):  # the file system does not tell kinds in its listings
-            self.pending.append(prefix + name)
-            self.lock.notify_all()
+            if prefix + name != self.hidden:
+                self.pending.append(prefix + name)
+                self.lock.notify_all()
             return
         regular = stat.S_ISREG(mode)
         if not regular and not stat.S_ISLNK(mode):
@@ -458,23 +461,41 @@ class _Scan:
     def big(self, path: str, prefix: str, entry: list[Any]) -> None:
         """Hand out a big file piece by piece, but for the pieces that an earlier run proved."""
         name, size, mtime, ctime, inode = entry
-        temp = child.piece_name(self.token, fingerprint(prefix + name, size, mtime, ctime, inode))
-        have = self.proofs.pieces.get(temp, {}) if self.proofs else {}
-        if have and not self._has_piece(path, temp, size):
-            have = {}
         count = -(-size // PIECE)
+        mark = fingerprint(prefix + name, size, mtime, ctime, inode)
+        temp = ""
+        have: dict[int, str] = {}
+        for other, pieces in self.proofs.pieces.get(mark, {}).items() if self.proofs else ():
+            if len(pieces) > len(have) and self._has_pieces(path, other, size):
+                temp, have = other, pieces
         payload = {
             "dir": path,
             "entry": entry,
             "temp": temp,
+            "quiet": self._is_quiet(mtime, ctime),
             "have": {str(k): v for k, v in have.items() if k < count},
         }
         _say("big", str(count), str(size), wire.dumps([path]), wire.dumps(payload))
 
-    def _has_piece(self, path: str, temp: str, size: int) -> bool:
+    def _is_quiet(self, mtime_ns: int, ctime_ns: int) -> bool:
+        """Whether a big file with these times can be proved."""
+        if not self.clock:
+            return True
+        from beeond_ctl.staging.quiet import is_quiet, limit_ns
+
+        source = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return is_quiet(mtime_ns, ctime_ns, limit_ns(self.clock, source))
+        finally:
+            os.close(source)
+
+    def _has_pieces(self, path: str, temp: str, size: int) -> bool:
+        """Whether the file that pieces were proved of is there: its name was made once (see `copier`)."""
+        if not temp.startswith(f"{child.PREFIX}{self.token}.p") or "/" in temp:
+            return False
         try:
             info = os.lstat(os.path.join(self.destination, path, temp))
-        except OSError:
+        except (OSError, ValueError):
             return False
         return stat.S_ISREG(info.st_mode) and info.st_size == size
 
@@ -574,6 +595,7 @@ def _main() -> None:
         "root_made": made or config["root_made"] or flushed.root_made,
         "fresh": (made or config["root_made"]) and not flushed.root_made,
         "tokens": flushed.tokens,
+        "clock": scan.clock,
     }
     _say("ready", wire.dumps(setup))
     if flushed.tokens:

@@ -29,7 +29,8 @@ class Job:
     `only`, a path below `source`, limits it to this entry and what is below, which goes to the same place below
     `destination`. `flushes` is a directory with journals of such partial transfers (see `flushed`): what they prove
     counts for this one. It lies in the source, but does not belong to it. `alone`: none of them runs any more, so that
-    what a killed one left at the destination may be removed.
+    what a killed one left at the destination may be removed. `live`: others may write to the source meanwhile and
+    afterwards, so that only files that they have left alone are proved (see `quiet`); needs `flushes`.
     """
 
     source: bytes
@@ -39,6 +40,7 @@ class Job:
     only: bytes = b""
     flushes: bytes = b""
     alone: bool = False
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from beeond_ctl.staging.transfer import Identity
 
-KINDS = frozenset({"copy", "piece", "place", "drop", "link", "delete", "clean", "finish"})
+KINDS = frozenset({"copy", "make", "piece", "place", "drop", "link", "delete", "clean", "finish"})
 """What a copier can be asked to do."""
 
 _GRACE_S = 10.0

@@ -2,9 +2,10 @@
  *
  * Counting starts when the process gives up its privileges (prctl), so that the start of the interpreter is left
  * alone. ERRNO 0 kills, -1 freezes, -2 lets a write succeed with a wrong byte in it. With FAULT_STICKY the call fails
- * from then on.
+ * from then on. With FAULT_NO_KINDS listings do not tell what is a directory, as on some file systems.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
@@ -128,6 +129,18 @@ WRAP(int, fchown, "chown", (int fd, uid_t uid, gid_t gid), fd, uid, gid)
 WRAP(int, futimens, "utime", (int fd, const struct timespec times[2]), fd, times)
 WRAP(int, fstat64, "stat", (int fd, struct stat64 *info), fd, info)
 WRAP(int, fstatat64, "stat", (int fd, const char *path, struct stat64 *info, int flags), fd, path, info, flags)
+
+struct dirent64 *readdir64(DIR *dir)
+{
+	static struct dirent64 *(*real)(DIR *);
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "readdir64");
+	struct dirent64 *entry = real(dir);
+	if (entry && getenv("FAULT_NO_KINDS"))
+		entry->d_type = DT_UNKNOWN;
+	return entry;
+}
+
 WRAP(ssize_t, flistxattr, "xattr", (int fd, char *data, size_t size), fd, data, size)
 WRAP(ssize_t, fgetxattr, "xattr", (int fd, const char *name, void *data, size_t size), fd, name, data, size)
 WRAP(int, fsetxattr, "xattr", (int fd, const char *n, const void *d, size_t s, int f), fd, n, d, s, f)

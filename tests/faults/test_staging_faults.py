@@ -171,6 +171,21 @@ def _symbols(which: str, library: str) -> set[str]:
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
+def test_what_flushes_keep_is_left_out_where_listings_tell_no_kinds(
+    native: str, area: Path, injector: Path
+) -> None:
+    for name in (".beeond-flush/id", "dir/.beeond-flush"):
+        (area / "source" / name).mkdir(parents=True)
+        (area / "source" / name / "file").write_text("x")
+    (area / "journal").mkdir()
+    source = os.fsencode(area / "source")
+    job = Job(source, os.fsencode(area / "target"), flushes=source + b"/.beeond-flush")
+    with children_with(LD_PRELOAD=str(injector), FAULT_NO_KINDS="1", BEEOND_CTL_NATIVE=native):
+        assert copy_local(job, journal_dir=area / "journal", workers=1).proved
+    assert set(trees.files_in(os.fsencode(area / "target"))) == {b"dir/.beeond-flush/file"}
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
 def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
     native: str, area: Path, injector: Path
 ) -> None:

@@ -489,6 +489,7 @@ def test_settings_of_the_site_reach_each_program_and_its_generation() -> None:
         ("client", "sysMgmtdHost"), ("storage", "storeStorageDirectory"), ("meta", "connDisableAuthentication"),
         ("mgmtd", "db-file"), ("mgmtd", "grpc-port"), ("mgmtd", "tls-disable"), ("helperd", "runDaemonized"),
         ("storage", "connInterfacesFile"), ("meta", "storeFsUUID"), ("mgmtd", "sysAllowNewServers"),
+        ("client", "tuneUseGlobalFileLocks"),
     ],
 )  # fmt: skip
 def test_a_setting_that_would_break_isolation_is_refused(program: str, key: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from beeond_ctl.staging import spawn
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.local import copy_local
+from beeond_ctl.staging.scan import PIECE
 from beeond_ctl.staging.transfer import Identity, Job, Summary
 from beeond_ctl.staging.worker import Copier, serve
 from tests.faults import trees
@@ -521,6 +522,116 @@ def test_a_big_file_that_changes_between_its_pieces_starts_again(area: Path) -> 
     summary = finish(transfer, "n1")
     assert summary.proved, summary.problems()
     assert trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+
+
+NOTHING = {"copied": 0, "skipped": 0, "bytes": 0, "notes": {}, "proofs": ""}
+NO_SPACE = {**NOTHING, "failures": [["no-space", "destination", "big", "No space left on device"]]}
+
+
+def holey(path: Path) -> None:
+    """A file of four pieces, with something in each, that takes next to no room and time."""
+    path.parent.mkdir()
+    with open(path, "wb") as file:
+        for index in range(4):
+            file.seek(index * PIECE)
+            file.write(b"piece %d" % index)
+        file.truncate(3 * PIECE + 4096)
+
+
+def take_until(
+    transfer: Coordinator, node: str, copier: Copier, kind: str, index: int = -1
+) -> dict[str, Any]:
+    """Do what `node` is given until it is work of this `kind` (and on this piece), which is only taken."""
+    while True:
+        work: dict[str, Any] = next_work(transfer, node)["work"]
+        assert work["kind"] in ("copy", "make", "piece"), work["kind"]
+        if work["kind"] == kind and (index < 0 or work["fields"][1] == str(index)):
+            return work
+        transfer.report(node, copier.run(work))
+
+
+def fill_up(transfer: Coordinator, node: str, work: dict[str, Any]) -> None:
+    """Say that there was no room for `work`."""
+    transfer.report(node, {"id": work["id"], "attempt": work["attempt"], **NO_SPACE})
+
+
+def kill(transfer: Coordinator) -> None:
+    """Leave a transfer, of which some work is out, as it is."""
+    transfer.cancel("test")
+    transfer.close()
+
+
+def assert_copied(area: Path, summary: Summary) -> None:
+    assert summary.proved, summary.problems()
+    same = trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+    assert same  # nobody wants to see the difference
+
+
+@pytest.fixture
+def copier() -> Iterator[Copier]:
+    copier = Copier(None)
+    yield copier
+    copier.close()
+
+
+def test_pieces_of_a_file_that_was_given_up_prove_nothing_of_the_one_begun_anew(
+    area: Path, copier: Copier
+) -> None:
+    holey(area / "source" / "big")
+    first = coordinator(area, "n1")
+    fill_up(first, "n1", take_until(first, "n1", copier, "piece", 2))
+    assert not finish(first, "n1").proved
+    assert trees.leftovers(bytes(area / "target")) == []
+    second = coordinator(area, "n1")
+    take_until(second, "n1", copier, "piece", 1)
+    kill(second)
+    summary = finish(coordinator(area, "n1"), "n1")
+    assert_copied(area, summary)
+    assert summary.bytes == 2 * PIECE + 4096  # all but the piece that the second run proved
+
+
+def test_a_lost_node_that_comes_late_cannot_bring_a_file_back_that_was_given_up(
+    area: Path, copier: Copier
+) -> None:
+    holey(area / "source" / "big")
+    first = coordinator(area, "n1", "n2")
+    late = take_until(first, "n1", copier, "piece", 3)
+    first.node_lost("n1")
+    other = Copier(None)
+    fill_up(first, "n2", take_until(first, "n2", other, "piece", 3))
+    other.close()
+    assert not finish(first, "n2").proved
+    copier.run(late)
+    left = trees.leftovers(bytes(area / "target"))
+    assert_copied(area, finish(coordinator(area, "n1"), "n1"))
+    assert left == []
+
+
+def test_an_empty_file_that_a_lost_node_makes_late_is_not_taken_for_the_one_with_the_pieces(
+    area: Path, copier: Copier
+) -> None:
+    holey(area / "source" / "big")
+    first = coordinator(area, "n1", "n2")
+    late = take_until(first, "n1", copier, "make")
+    first.node_lost("n1")
+    other = Copier(None)
+    take_until(first, "n2", other, "piece", 2)
+    kill(first)
+    other.close()
+    copier.run(late)
+    assert len(trees.leftovers(bytes(area / "target"))) == 2
+    summary = finish(coordinator(area, "n1"), "n1")
+    assert_copied(area, summary)
+    assert summary.bytes == PIECE + 4096
+
+
+def test_pieces_of_a_file_that_has_changed_since_are_not_left_behind(area: Path, copier: Copier) -> None:
+    holey(area / "source" / "big")
+    first = coordinator(area, "n1")
+    first.report("n1", copier.run(take_until(first, "n1", copier, "piece", 1)))
+    kill(first)  # when nothing is out
+    (area / "source" / "big").write_text("changed")
+    assert_copied(area, finish(coordinator(area, "n1"), "n1"))
 
 
 def test_the_work_of_a_lost_node_is_done_by_another(area: Path) -> None:

@@ -135,7 +135,7 @@ def test_one_proof_stands_for_the_same_state_whoever_made_it(tmp_path: Path) -> 
     fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
     everything = _native.WRITE | _native.PLACE | _native.VERIFY
     proofs, size, left, different, _ = _native.copy(
-        fds[0], fds[1], names, b"a/b/", ".temp.", 0, -1, everything, b""
+        fds[0], fds[1], names, b"a/b/", ".temp.", 0, -1, everything, b"", 0
     )
     assert (size, left, different) == (6000, [], [])
     expected = b""
@@ -167,7 +167,7 @@ def test_the_native_part_leaves_what_is_not_ordinary_as_it_found_it(tmp_path: Pa
     names = ["ordinary", "attributes", "link", "fifo", "sparse", "large", "missing", "newer", "blocked"]
     fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
     _, _, left, different, _ = _native.copy(
-        fds[0], fds[1], names, b"", ".temp.", 0, -1, _native.WRITE | _native.PLACE, b""
+        fds[0], fds[1], names, b"", ".temp.", 0, -1, _native.WRITE | _native.PLACE, b"", 0
     )
     assert [names[number] for number in left] == names[1:]
     assert different == []
@@ -185,18 +185,18 @@ def test_files_that_wait_for_their_sync_have_no_name_until_they_are_brought_back
     fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
     names, flags = ["missing", "file"], _native.VERIFY
     _, _, _, _, written = _native.copy(
-        fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.WRITE, b""
+        fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.WRITE, b"", 0
     )
     assert [path.name for path in target.iterdir()] == [".temp.8"]
     (target / ".temp.8").write_text("y")
     os.utime(target / ".temp.8", ns=(0, (source / "file").stat().st_mtime_ns))
     _, _, left, different, _ = _native.copy(
-        fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.PLACE, written
+        fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.PLACE, written, 0
     )
     assert (left, different) == ([0], [1])
     assert list(target.iterdir()) == []
     with pytest.raises(ValueError, match="not the files"):
-        _native.copy(fds[0], fds[1], ["file"], b"", ".temp.", 7, -1, flags | _native.PLACE, written)
+        _native.copy(fds[0], fds[1], ["file"], b"", ".temp.", 7, -1, flags | _native.PLACE, written, 0)
     for each in fds:
         os.close(each)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +18,16 @@ import pytest
 from beeond_ctl import estimate, flushes, step
 from beeond_ctl.cli import flush, late, progress
 from beeond_ctl.errors import UserError
-from beeond_ctl.staging import preview, spread, tell
+from beeond_ctl.staging import preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.transfer import Job, Progress
 from tests.faults import trees
+from tests.unit.root_directory import needs_root, root_directory
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 def same(source: Path, target: Path) -> bool:
@@ -259,12 +262,43 @@ def test_rates_are_shown_for_each_node(capsys: pytest.CaptureFixture[str]) -> No
 # --- flushes ----------------------------------------------------------------------------------------------
 
 
-def flushed(area: Path, only: str) -> Job:
+@pytest.fixture(scope="module")
+def old_areas() -> Iterator[list[Path]]:
+    """One for each test that takes one, on a disk, with files in `inst/out` that nobody has written to for a while."""
+    with tempfile.TemporaryDirectory(prefix="beeond-test-", dir="/var/tmp") as base:
+        areas = [Path(base) / str(number) for number in range(14)]
+        for area in areas:
+            make(area / "inst/out", files=60)
+        until_old(areas[-1] / "inst/out/d19/f59")
+        yield areas
+
+
+@pytest.fixture
+def area(old_areas: list[Path]) -> Path:
+    return old_areas.pop()
+
+
+def until_old(path: Path) -> None:
+    """Wait until a flush can prove the file at `path`."""
+
+    def is_old() -> bool:
+        with tempfile.NamedTemporaryFile(dir=path.parents[2]) as clock:
+            return os.fstat(clock.fileno()).st_ctime_ns - path.stat().st_ctime_ns > quiet.QUIET_NS
+
+    wait_for(is_old, 10)
+
+
+def whole_of(area: Path, *flags: str) -> Job:
+    mount = area / "inst"
+    return Job(bytes(mount / "out"), bytes(area / "target"), flags, flushes=bytes(mount / flushes.NAME))
+
+
+def flushed(area: Path, only: str, *flags: str, live: bool = True) -> Job:
     """The whole transfer, after a flush of `only`."""
-    whole = Job(bytes(area / "inst/out"), bytes(area / "target"), flushes=bytes(area / "inst" / flushes.NAME))
-    part = replace(whole, only=os.fsencode(only))
-    place = flushes.place(str(area / "inst"), part.source, part.destination, part.only)
-    place.mkdir(parents=True)
+    mount, whole = area / "inst", whole_of(area, *flags)
+    part = replace(whole, only=os.fsencode(only), live=live)
+    place = flushes.place(str(mount), part.source, part.destination, part.only)
+    place.mkdir(parents=True, exist_ok=True)
     assert copy_local(part, journal_dir=place, workers=1).proved
     return whole
 
@@ -274,35 +308,36 @@ def finish(area: Path, whole: Job) -> Any:
     return copy_local(whole, journal_dir=area / "journal", workers=1)
 
 
-def test_the_whole_leaves_out_what_was_flushed_and_copies_what_changed_since(tmp_path: Path) -> None:
-    make(tmp_path / "inst/out", files=200)
-    whole = flushed(tmp_path, "d3")
-    assert sorted(os.listdir(tmp_path / "target")) == ["d3"]
-    assert same(tmp_path / "inst/out/d3", tmp_path / "target/d3")
-    changed = tmp_path / "inst/out/d3/f3"
+def test_the_whole_leaves_out_what_was_flushed_and_copies_what_changed_since(area: Path) -> None:
+    whole = flushed(area, "d3")
+    assert sorted(os.listdir(area / "target")) == ["d3"]
+    assert same(area / "inst/out/d3", area / "target/d3")
+    changed = area / "inst/out/d3/f3"
     stamp = changed.stat()
     changed.write_bytes(b"y" * stamp.st_size)
     os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # only its change time tells
-    (tmp_path / "target/d3/f23").write_bytes(b"not what was flushed, and of another size")
-    summary = finish(tmp_path, whole)
-    assert (summary.proved, summary.copied, summary.skipped) == (True, 192, 8)
+    (area / "target/d3/f23").write_bytes(b"not what was flushed, and of another size")
+    summary = finish(area, whole)
+    assert (summary.proved, summary.copied, summary.skipped) == (True, 59, 1)
     for name in ("f3", "f23"):
-        assert (tmp_path / "target/d3" / name).read_bytes() == (tmp_path / "inst/out/d3" / name).read_bytes()
+        assert (area / "target/d3" / name).read_bytes() == (area / "inst/out/d3" / name).read_bytes()
 
 
-def test_a_single_file_can_be_flushed_and_keeps_its_place(tmp_path: Path) -> None:
-    make(tmp_path / "inst/out", files=40)
-    whole = flushed(tmp_path, "d7/f7")
-    assert [path.name for path in (tmp_path / "target").rglob("f*")] == ["f7"]
-    assert finish(tmp_path, whole).skipped == 1
-    assert same(tmp_path / "inst/out", tmp_path / "target")
+def test_a_single_file_can_be_flushed_and_keeps_its_place(area: Path) -> None:
+    whole = flushed(area, "d7/f7")
+    assert [path.name for path in (area / "target").rglob("f*")] == ["f7"]
+    assert finish(area, whole).skipped == 1
+    assert same(area / "inst/out", area / "target")
 
 
-@pytest.mark.parametrize("lie", ["nothing", "zeros", "text", "fifo", "cut", "other", "directory"])
-def test_a_journal_that_lies_or_makes_no_sense_proves_nothing(tmp_path: Path, lie: str) -> None:
-    make(tmp_path / "inst/out", files=60)
-    whole = flushed(tmp_path, "d3")
-    (journal,) = (tmp_path / "inst" / flushes.NAME).rglob("*.journal")
+@pytest.mark.parametrize(
+    "lie",
+    ["nothing", "zeros", "text", "fifo", "cut", "other", "directory", "still",
+     *(pytest.param(lie, marks=needs_root) for lie in ("foreign", "foreign directory"))],
+)  # fmt: skip
+def test_a_journal_that_lies_or_makes_no_sense_proves_nothing(area: Path, lie: str) -> None:
+    whole = flushed(area, "d3", live=lie != "still")
+    (journal,) = (area / "inst" / flushes.NAME).rglob("*.journal")
     data = journal.read_bytes()
     journal.unlink()
     if lie == "zeros":
@@ -316,28 +351,140 @@ def test_a_journal_that_lies_or_makes_no_sense_proves_nothing(tmp_path: Path, li
         journal.write_bytes(data[: len(data) // 2])
     elif lie == "other":
         journal.write_bytes(data)
-        whole = replace(whole, destination=bytes(tmp_path / "elsewhere"))
+        whole = replace(whole, destination=bytes(area / "elsewhere"))
     elif lie == "directory":
         journal.mkdir()
-    summary = finish(tmp_path, whole)
+    elif lie == "still":  # of a transfer that has taken nobody to write meanwhile
+        journal.write_bytes(data)
+    elif lie.startswith("foreign"):
+        journal.write_bytes(data)
+        os.chown(journal if lie == "foreign" else journal.parent, 65534, 65534)
+    summary = finish(area, whole)
     assert (summary.proved, summary.copied + summary.skipped) == (True, 60)
     assert summary.skipped == 0
-    assert contents(tmp_path / "inst/out") == contents(Path(os.fsdecode(whole.destination)))
+    assert contents(area / "inst/out") == contents(Path(os.fsdecode(whole.destination)))
 
 
-def test_what_a_killed_flush_left_is_removed_by_the_stage_out(tmp_path: Path) -> None:
-    make(tmp_path / "inst/out", files=60)
-    whole = flushed(tmp_path, "d3")
-    (journal,) = (tmp_path / "inst" / flushes.NAME).rglob("*.journal")
+@pytest.fixture
+def coarse() -> Iterator[Path]:
+    """An area whose `inst` keeps times in whole seconds, as BeeGFS does: ext4 with small inodes."""
+    with root_directory() as base:
+        (base / "inst").mkdir()
+        with (base / "image").open("wb") as file:
+            file.truncate(32 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-I", "128", base / "image"], check=True)
+        subprocess.run(["mount", "-o", "loop", base / "image", base / "inst"], check=True)
+        yield base
+
+
+def by_each(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The engines in turn."""
+    for name, value in (("native", "1"), ("portable", "0")):
+        monkeypatch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": value})
+        yield name
+
+
+BIG = 130 << 20
+"""Bytes of a file that is copied in pieces; nearly all of it is a hole."""
+
+
+def fill(path: Path, text: bytes) -> os.stat_result:
+    """Write `text` into the file in place."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.pwrite(fd, text, BIG - len(text) if path.name == "big" else 0)
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def state(info: os.stat_result) -> tuple[int, int, int]:
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("flags", [(), ("update",)])
+def test_what_is_written_so_soon_after_a_flush_that_its_times_stay_is_copied_again(
+    coarse: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    part = coarse / "inst/out/part"
+    part.mkdir(parents=True)
+    paths = [part / name for name in ("small", "big", "first", "second")]
+    fill(paths[2], b"before")
+    os.link(paths[2], paths[3])
+    for engine in by_each(monkeypatch):
+
+        def written_twice_within_a_second(engine: str = engine) -> bool:
+            wait_for(lambda: time.time() % 1 < 0.1, 5)
+            before = [fill(path, f"before {engine}".encode()) for path in paths]
+            flushed(coarse, "part", *flags)
+            after = [fill(path, f"behind {engine}".encode()) for path in paths]
+            return [state(info) for info in before] == [state(info) for info in after]
+
+        wait_for(written_twice_within_a_second, 20)
+        assert (coarse / "target/part/small").read_text() == f"before {engine}"
+        summary = finish(coarse, whole_of(coarse, *flags))
+        assert summary.proved
+        assert same(coarse / "inst/out", coarse / "target")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_is_stored_through_a_mapping_after_a_flush_is_copied_again(
+    coarse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped = {}
+    for engine in by_each(monkeypatch):
+        part = coarse / "inst/out" / engine
+        part.mkdir(parents=True)
+        for name in ("small", "big", "left"):
+            size = BIG if name == "big" else 4096
+            with (part / name).open("wb+") as file:
+                file.truncate(size)
+                mapped[part / name] = mmap.mmap(file.fileno(), size)
+                mapped[part / name][-10:] = b"1" * 10
+    until_old(part / "left")
+    for engine in by_each(monkeypatch):
+        part = coarse / "inst/out" / engine
+        flushed(coarse, engine)
+        for name in ("small", "big"):
+            mapped[part / name][-10:] = b"2" * 10
+    for each in mapped.values():
+        each.close()
+    summary = finish(coarse, whole_of(coarse))
+    assert (summary.proved, summary.copied, summary.skipped) == (True, 4, 2)
+    assert same(coarse / "inst/out", coarse / "target")
+
+
+def test_what_a_killed_flush_left_is_removed_by_the_stage_out(area: Path) -> None:
+    whole = flushed(area, "d3")
+    (journal,) = (area / "inst" / flushes.NAME).rglob("*.journal")
     data = journal.read_bytes()
     token = json.loads(data[8 : data.index(b"}") + 1].partition(b"\t")[2])["token"]
     journal.write_bytes(data[:-7])  # the record that it ended in order
-    left = tmp_path / "target/d3" / f".beeond-ctl.{token}.1.2.3"
+    left = area / "target/d3" / f".beeond-ctl.{token}.1.2.3"
     left.write_text("half")
-    assert finish(tmp_path, whole).proved  # a flush may still run: this is another one's
+    assert finish(area, whole).proved  # a flush may still run: this is another one's
     assert left.exists()
-    assert finish(tmp_path, replace(whole, alone=True)).proved
+    assert finish(area, replace(whole, alone=True)).proved
     assert not left.exists()
+
+
+def test_flushes_of_the_same_that_no_lock_keeps_apart_share_no_temporary_name(tmp_path: Path) -> None:
+    make(tmp_path / "source", files=10)
+    tags = set()
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
+        coordinator = Coordinator(job, None, tmp_path / name, ["here"])
+        try:
+            while "work" not in (answer := coordinator.take("here")):
+                coordinator.wait(answer["wait"])
+            tags.add(answer["work"]["tag"])
+        finally:
+            coordinator.close()
+    assert len(tags) == 2
 
 
 def test_the_place_of_a_path_is_that_of_the_narrowest_stage_out() -> None:

@@ -1,0 +1,61 @@
+"""Whether a file that others may still write to can be proved: which of them have been left alone. Runs as the user.
+
+A proof stands for a file's size, times and inode. It counts only if whatever is written later changes one of these, so
+the time of the last change must have passed by the clock that sets it, with room for its grain (BeeGFS keeps seconds)
+and for servers whose clocks differ by less than a second.
+"""
+
+from __future__ import annotations
+
+import os
+
+QUIET_NS = 2_000_000_000
+"""A file that changed less than that before it is read may change again without its times telling."""
+
+EARLY_NS = QUIET_NS
+"""The copy of such a file is dated earlier by this, so that nothing takes it for the same (`+update`)."""
+
+MEMORY = {"tmpfs", "ramfs"}
+"""There, stores through a mapping never change a file's times."""
+
+_NEVER = -1
+
+
+def filesystem(fd: int) -> str:
+    """The type of the file system that `fd` is on, `''` when that cannot be told."""
+    device = os.fstat(fd).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            fields = line.split()
+            if fields[2] == wanted:
+                return fields[fields.index("-", 6) + 1]
+    return ""
+
+
+def limit_ns(directory: str, source: int) -> int:
+    """The latest change of files on the file system of `source` that can be proved when they are read from now on.
+
+    The time is that of a file made in `directory`, as clocks of this machine and of a file system's servers differ.
+    Nothing can be proved where there is no such clock.
+    """
+    if filesystem(source) in MEMORY:
+        return _NEVER
+    path = os.path.join(directory, f".clock.{os.urandom(8).hex()}")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            info = os.fstat(fd)
+        finally:
+            os.close(fd)
+            os.unlink(path)
+    except OSError:
+        return _NEVER
+    if info.st_dev != os.fstat(source).st_dev:
+        return _NEVER
+    return min(info.st_mtime_ns, info.st_ctime_ns) - QUIET_NS
+
+
+def is_quiet(mtime_ns: int, ctime_ns: int, until_ns: int) -> bool:
+    """Whether a file with these times can be proved; `until_ns` is from `limit_ns`."""
+    return max(mtime_ns, ctime_ns) <= until_ns
