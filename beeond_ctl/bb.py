@@ -22,7 +22,7 @@ from beeond_ctl.request import JobNames, encode, expand, show
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from beeond_ctl.request import Request
 
@@ -80,11 +80,14 @@ def data_in(limits: Mapping[str, str], job_id: int) -> None:
     encode(asked)
     names = _names(job_id, fields)
     sources = [expand(transfer, names, inward=True).source for transfer in asked.stage_in]
-    for source in sources:
-        if _is_surely_missing(source):
-            raise _wrong(source, "does not exist")
+    look_s = float(limits["look"])
+    missing = _missing(sources, look_s) if sources else []
+    if missing is None:
+        return None
+    for source in missing:
+        raise _wrong(source, "does not exist")
     if sources and f"({os.geteuid()})" in fields.get("UserId", ""):
-        found = _look(sources, float(limits["look"]))
+        found = _look(sources, look_s)
         if found:
             _judge(asked, sources, found, _shares(limits, fields))
     return None
@@ -128,37 +131,30 @@ def _judge(asked: Request, sources: Sequence[str], found: Sequence[Mapping[str, 
         )
 
 
+def _missing(sources: Sequence[str], within_s: float) -> list[str] | None:
+    """Which of `sources` surely do not exist; None where storage does not answer in time."""
+    found = _asked_aside(
+        lambda: json.dumps([source for source in sources if _is_surely_missing(source)]).encode(), within_s
+    )
+    return found if isinstance(found, list) else None
+
+
+def _asked_aside(question: Callable[[], bytes], within_s: float) -> Any:  # noqa: ANN401 - what its JSON says
+    """The answer to a question to global storage, which may hang in a call that nothing ends; None where it does."""
+    from beeond_ctl.aside import aside
+
+    try:
+        return json.loads(aside(question, within_s=within_s + _SPARE_S))
+    except (ValueError, OSError):
+        _note(f"global storage did not answer within {within_s:.0f} s (deadlines.look)")
+        return None
+
+
 def _look(sources: Sequence[str], within_s: float) -> list[dict[str, Any]]:
-    """What this user sees of `sources`; nothing where storage does not answer in time.
-
-    A process of its own looks. It is not waited for beyond its time: it may hang in a call that nothing ends.
-    """
-    import select
-
+    """What this user sees of `sources`; nothing where storage does not answer in time."""
     from beeond_ctl.staging.look import look_at
 
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        try:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):  # whoever reads what we say does not wait for this process
-                os.dup2(nowhere, stream)
-            with os.fdopen(writing, "wb") as answer:
-                answer.write(look_at(sources, within_s))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    text, deadline = b"", time.monotonic() + within_s + _SPARE_S
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(reading, 1 << 16)
-        if not part:
-            break
-        text += part
-    try:
-        found: list[dict[str, Any]] = json.loads(text)
-    except ValueError:
-        _note(f"global storage did not answer within {within_s:.0f} s (deadlines.look)")
-        return []
+    found: list[dict[str, Any]] = _asked_aside(lambda: look_at(sources, within_s), within_s) or []
     if not all(seen["whole"] or seen["trouble"] for seen in found):
         _note(f"not all was seen within {within_s:.0f} s (deadlines.look); stage-in sees the rest")
     return found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
-import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import config as configuration
 from beeond_ctl import events, slurm
 from beeond_ctl import state as states
+from beeond_ctl.aside import aside
 from beeond_ctl.errors import ConfigError, NodeError, one_line
 from beeond_ctl.events import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from beeond_ctl.config import SiteConfig
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 LOCK_S: Final = 60.0
 """How long Prolog and Epilog wait for a sweep that looks at their job: longer than Slurm's commands may take."""
+REASONS_S: Final = 30.0
+"""How long to wait for another process that changes the node's reason: longer than slurmctld mostly takes."""
 ACCOUNTS_S: Final = 5.0
 """How long the metrics' and the reports' file systems may take."""
 
@@ -35,10 +40,35 @@ def draining(config: SiteConfig, node: str, job_id: int) -> Iterator[None]:
         text = one_line(error)
         EventLog(config.paths.log, job_id, node).log("drained", reason=text)
         try:
-            slurm.drain(config.slurm.path, node, drain_prefix(job_id) + text)
+            with changing_reasons(config):
+                slurm.drain(config.slurm.path, node, drain_prefix(job_id) + text)
         except NodeError as second:
             raise NodeError(f"{text} (and the reason could not be told to Slurm: {second})") from error
         raise
+
+
+@contextmanager
+def changing_reasons(config: SiteConfig) -> Iterator[None]:
+    """Keep other processes on this node from changing the node's reason between our reading and writing it.
+
+    Slurm has no way to add to a reason, and two jobs' Epilogs may both keep data at the same moment. After `REASONS_S`
+    it goes on without: a reason that may get lost is better than none.
+    """
+    descriptor = -1
+    with suppress(OSError):  # where there is no such directory there is no other process of ours
+        descriptor = os.open(config.paths.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + REASONS_S
+        while descriptor >= 0 and time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -55,21 +85,26 @@ def accounted(config: SiteConfig, node: str, job_id: int, *, ends: bool) -> Iter
     try:
         yield
     finally:
-        trouble: list[str] = []
-
-        def account() -> None:
-            try:
-                _account(config, node, job_id, before, ends=ends)
-            except Exception as error:  # noqa: BLE001 - whatever it is: no job fails by it
-                trouble.append(one_line(error))
-
-        thread = threading.Thread(target=account, daemon=True)
-        thread.start()
-        thread.join(ACCOUNTS_S)
-        if thread.is_alive():
-            trouble.append(f"no answer within {ACCOUNTS_S:.0f} s")
+        trouble = _aside(lambda: _account(config, node, job_id, before, ends=ends))
         if trouble:
-            EventLog(config.paths.log, job_id, node).log("not-accounted", message=trouble[0])
+            EventLog(config.paths.log, job_id, node).log("not-accounted", message=trouble)
+
+
+def _aside(work: Callable[[], None]) -> str:
+    """Do `work` without depending on it; what went wrong. Nothing that it does to this process's memory stays."""
+
+    def told() -> bytes:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is: no job fails by it
+            return one_line(error).encode(errors="backslashreplace") or b"failed"
+        return b"\0"
+
+    try:
+        answer = aside(told, within_s=ACCOUNTS_S)
+    except OSError as error:
+        return one_line(error)
+    return answer.decode().strip("\0") if answer else f"no answer within {ACCOUNTS_S:.0f} s"
 
 
 def _account(config: SiteConfig, node: str, job_id: int, before: int, *, ends: bool) -> None:
@@ -90,13 +125,17 @@ def _account(config: SiteConfig, node: str, job_id: int, before: int, *, ends: b
 
 
 def count_sweep(config: SiteConfig, verdicts: Sequence[str]) -> None:
-    """Put what a sweep found into the node's metrics, where the site wants them. Never fails."""
+    """Put what a sweep found into the node's metrics, where the site wants them. Never fails; see `accounted`."""
     if config.metrics.directory is not None:
-        from beeond_ctl import metrics
+        directory = config.metrics.directory
 
-        phases = [state.phase for state in states.read_all(config.paths.run)]
-        with suppress(OSError, NodeError):
-            metrics.update(config.metrics.directory, config.paths.run, phases, swept=verdicts)
+        def count() -> None:
+            from beeond_ctl import metrics
+
+            phases = [state.phase for state in states.read_all(config.paths.run)]
+            metrics.update(directory, config.paths.run, phases, swept=verdicts)
+
+        _aside(count)
 
 
 def configured(path: Path, node: str, job_id: int) -> SiteConfig:

@@ -7,6 +7,7 @@ has said for how long it waits for its owner. `docs/lifecycle.md`, section "Swee
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -23,7 +24,7 @@ from beeond_ctl.lifecycle import claims, guard, recover, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from beeond_ctl.state import State
 
@@ -32,7 +33,12 @@ VERDICTS: Final = ("live", "kept", "expired", "removed", "later", "unknown", "st
 later: no time left. unknown: Slurm, who alone knows whether the job lives, did not answer. stuck: needs a person."""
 BAD: Final = frozenset(["expired", "unknown", "stuck"])
 _REASON: Final = "beeond: sweep: "
+_EXPIRED: Final = "expired"
+"""In the run directory: when each job's kept data was first found past its age."""
 _DAY_S: Final = 86400.0
+_SURE_S: Final = 3600.0
+"""How long kept data has to be found past its age, by a clock that nobody sets, before it is given up: at boot the time
+of day may be off by years until it is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ def sweep(config: SiteConfig, *, dry_run: bool = False, deadline_s: float | None
     found += _old_logs(run, jobs)
     shown = [item for item in found if item is not None]
     if not dry_run:
+        _forget_unexpired(run, shown)
         hints.forget_stale(config.paths.run)
         guard.count_sweep(config, [item.verdict for item in shown])
         _tell_slurm(config, [f"{item.what}: {item.text}" for item in shown if item.verdict == "stuck"])
@@ -199,6 +206,10 @@ def _retained(
     days = f"kept for {(time.time() - since) / _DAY_S:.0f} days, sweep.kept_days is {limit:g}"
     if not run.config.sweep.remove_expired:
         return Leftover(what, "expired", f"{days}; {text}")
+    left_s = _SURE_S - _expired_for_s(run, job_id)
+    if left_s > 0:
+        when = f"given up by a sweep in {math.ceil(left_s / 60)} minutes or later"
+        return Leftover(what, "expired", f"{days}: {when}; {text}")
     if not run.dry_run:
         state = state or recover.rebuild(run.config, job_id)
         assert state is not None  # noqa: S101 - there is a record
@@ -211,8 +222,30 @@ def _retained(
             steps.remove_instance(here)
             steps.forget(here)
         if run.config.slurm.resume_after_recover:
-            slurm.undrain(run.config.slurm.path, here.node, guard.drain_prefix(job_id))
+            with guard.changing_reasons(run.config):
+                slurm.undrain(run.config.slurm.path, here.node, guard.drain_prefix(job_id))
     return Leftover(what, "removed", f"{days}: given up, as sweep.remove_expired says")
+
+
+def _expired_for_s(run: _Sweep, job_id: int) -> float:
+    """For how long sweeps since boot have found the job's data past its age, by the clock that runs since boot."""
+    mark, now = Path(run.config.paths.run, _EXPIRED, str(job_id)), time.clock_gettime(time.CLOCK_BOOTTIME)
+    with suppress(FileNotFoundError, ValueError):
+        for_s = now - float(mark.read_text())
+        if for_s >= 0:
+            return for_s
+    if not run.dry_run:
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        states.write_atomically(mark, f"{now}\n")
+    return 0.0
+
+
+def _forget_unexpired(run: _Sweep, found: Sequence[Leftover]) -> None:
+    """Forget what is no longer found past its age: the clock was wrong, or the data is gone."""
+    expired = {item.what for item in found if item.verdict in {"expired", "later"}}
+    for job_id in _numbers(os.path.join(run.config.paths.run, _EXPIRED)):
+        if f"job {job_id}" not in expired:
+            Path(run.config.paths.run, _EXPIRED, str(job_id)).unlink(missing_ok=True)
 
 
 def _hurry(run: _Sweep, here: Here) -> None:
@@ -234,10 +267,10 @@ def _stray(run: _Sweep, job_id: int, home: str) -> Leftover | None:
     del job_id
     if home not in storage.strays(run.config):
         return None  # its Prolog or Epilog was at work
-    if os.listdir(home):
+    if not storage.stray_is_empty(run.config, home):
         return Leftover(home, "stuck", "has no readable record; look at what it holds before you remove it")
     if not run.dry_run:
-        os.rmdir(home)
+        storage.remove_stray(run.config, home, deadline_s=_deadline_s(run, run.config.deadlines.wipe))
     return Leftover(home, "removed", "empty")
 
 
@@ -335,7 +368,8 @@ def _tell_slurm(config: SiteConfig, stuck: list[str]) -> None:
     A file remembers that it was this that drained the node, so that a clean node need not ask slurmctld each time.
     """
     mark, node = Path(config.paths.run) / "sweep-drained", slurm.node_name(os.environ)
-    with suppress(NodeError, OSError):  # told when it answers again: the next sweep finds the same
+    # What slurmctld does not hear now is told when it answers again: the next sweep finds the same.
+    with suppress(NodeError, OSError), guard.changing_reasons(config):
         if stuck:
             for text in stuck:
                 slurm.drain(config.slurm.path, node, _REASON + text)

@@ -435,7 +435,7 @@ def test_a_job_at_its_time_limit_is_staged_out(cluster: Cluster) -> None:
         "alice", '#!/bin/sh\nmkdir "$BEEOND/out"; echo 1 > "$BEEOND/out/f"; sleep 600\n',
         "-N2", "-t", "00:01:00", "--beeond-stage-out=out:/global/alice/timeout",
     )  # fmt: skip
-    wait_for(lambda: cluster.job(job)["JobState"] == "RUNNING", 30)
+    wait_for(partial(exists, cluster, f"/mnt/beeond/{job}/out/f", "n1"), 30)
     cluster.expire(job)
     assert cluster.wait_job(job, timeout_s=120)["JobState"] == "TIMEOUT"
     cluster.wait_idle()

@@ -396,7 +396,9 @@ def start(area: Path, many: Path, slow: dict[str, str], *more: str) -> subproces
     return subprocess.Popen(
         [BEEOND_CTL, "stage", "in", "--workers", "1", *more, many, area / "target"],
         env=environment(area, **slow),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what runs in the background
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored in what runs in the background
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

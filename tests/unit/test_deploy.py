@@ -36,6 +36,9 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "deploy/systemd", units)
     names = sorted(path.name for path in units.iterdir())
     assert len(names) == 3
+    swept = (units / "beeond-ctl-sweep.service").read_text().splitlines()
+    for order in ("Wants=", "After="):  # ages are taken from the time of day
+        assert any(line.startswith(order) and "time-sync.target" in line for line in swept)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", f"--root={tmp_path}", *names],
         capture_output=True,

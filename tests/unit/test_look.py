@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -89,6 +90,29 @@ def test_storage_that_does_not_answer_is_not_waited_for_by_anybody() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=6, check=True
     )
     assert done.stderr == "global storage did not answer within 0 s (deadlines.look)\n"
+
+
+def test_a_source_that_hangs_keeps_neither_the_hook_nor_its_turn(tmp_path: Path) -> None:
+    """The turn is a lock that burst_buffer.lua took for the hook, on descriptor 9."""
+    program = (
+        "import fcntl, os, sys, time\n"
+        "from beeond_ctl import bb, slurm\n"
+        "os.dup2(os.open(sys.argv[1], os.O_RDONLY), 9)\n"
+        "fcntl.flock(9, fcntl.LOCK_EX)\n"
+        "slurm.job_facts = lambda *_: ({'UserId': 'x(1)'}, ['#BB_LUA stage_in source=/hangs destination=in'])\n"
+        "bb._is_surely_missing = lambda _: time.sleep(8)\n"
+        "bb._SPARE_S = 0.1\n"
+        "bb.data_in({'path': '/bin', 'look': '0.2'}, 7)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=6, check=True
+    )
+    assert done.stderr == "global storage did not answer within 0 s (deadlines.look)\n"
+    turn = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(turn)
 
 
 def test_what_a_process_of_its_own_sees_comes_back(tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ def test_processes_that_outlived_their_state_are_ended_by_token_and_no_others(
             process.wait()
 
 
-def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(root: Path) -> None:
+def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
     instance(site(root), 42, owed=True, phase="retained", reason="quota")
     home = root / "nvme0/job-42"
     os.utime(home / "instance.json", (time.time() - 10 * DAY_S,) * 2)
@@ -170,6 +172,10 @@ def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(roo
     assert verdicts(site(root, sweep={"kept_days": 11})) == {"job 42": "kept"}
     assert verdicts(site(root, sweep={"kept_days": 9})) == {"job 42": "expired"}
     giving_up = site(root, sweep={"kept_days": 9, "remove_expired": True})
+    for _ in range(2):
+        assert verdicts(giving_up, dry_run=True) == {"job 42": "expired"}
+    assert verdicts(giving_up) == {"job 42": "expired"}
+    monkeypatch.setattr(sweep, "_SURE_S", 0.0)
     assert verdicts(giving_up, dry_run=True) == {"job 42": "removed"}
     assert (home / "data").exists()
     (root / "reason").write_text("beeond: job 42: data kept")
@@ -180,6 +186,32 @@ def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(roo
     assert not home.exists()
     assert not (root / "reason").exists()
     assert verdicts(giving_up) == {}
+    assert not list((root / "run/expired").iterdir())
+
+
+def test_kept_data_is_not_given_up_by_a_time_of_day_that_is_wrong_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    instance(site(root), 42, owed=True, phase="retained", reason="quota")
+    config = site(root, sweep={"kept_days": 9, "remove_expired": True})
+    real_time, real_clock = time.time, time.clock_gettime
+
+    def clocks(*, off_days: float, since_boot_s: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: real_time() + off_days * DAY_S)
+        monkeypatch.setattr(time, "clock_gettime", lambda which: real_clock(which) + since_boot_s)
+
+    told: list[str] = []
+    for off_days, since_boot_s in (
+        (3000, 0),
+        (3000, 3500),
+        (0, 3700),
+        (3000, 3800),
+        (3000, 7300),
+        (3000, 7500),
+    ):
+        clocks(off_days=off_days, since_boot_s=since_boot_s)
+        told += verdicts(config).values()
+    assert told == ["expired", "expired", "kept", "expired", "expired", "removed"]
 
 
 def test_a_stuck_node_is_drained_with_the_reason_until_a_sweep_finds_it_clean(root: Path) -> None:
