@@ -406,7 +406,11 @@ class Member:
                 data = self._encode(number, self._open[number])
             else:
                 return
-        to.send(data, zmq.NOBLOCK)
+        try:
+            to.send(data, zmq.NOBLOCK)
+        except zmq.Again:  # the connection broke since it was asked whether it takes more
+            with self._changed:
+                self._outbox.appendleft(number)
 
     def _encode(self, number: int, request: _Request) -> bytes:
         fields = dict(request.fields)

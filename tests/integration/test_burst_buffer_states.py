@@ -145,7 +145,7 @@ def test_a_job_that_is_requeued_stages_out_and_begins_again(bb: Cluster) -> None
     wait_for("put back", lambda: bb.job(job)["JobState"] == "PENDING")
     bb.run("login", ["rm", "-r", "out/again"], user="alice")
     bb.run("ctl", ["scontrol", "update", f"JobId={job}", "StartTime=now"])
-    wait_for("begun again", lambda: exists(bb, "/global/alice/begun/again"), 30)
+    wait_for("begun again", lambda: exists(bb, "/global/alice/begun/again"), 90)
     bb.run("login", ["touch", "go"], user="alice")
     assert bb.wait_job(job)["JobState"] == "COMPLETED"
     assert listing(bb, "/global/alice/out/again") == ["f"]

@@ -61,6 +61,13 @@ def put_back(cluster: Cluster, job: int) -> None:
     cluster.wait_idle()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_of_other_tests(cluster: Cluster) -> None:
+    """A node that another test has rebooted may still hold what nobody is owed."""
+    for node in ("n1", "n2", "n3"):
+        cluster.run(node, ["beeond-ctl", "sweep"], check=False)
+
+
 def test_a_live_instance_is_left_alone(cluster: Cluster) -> None:
     job = held(cluster, "--beeond")
     assert swept(cluster, "n1") == [(f"job {job}", "live")]
