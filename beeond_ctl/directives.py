@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.errors import RequestError
-from beeond_ctl.request import escape, parse_options, show
+from beeond_ctl.request import below, escape, parse_options, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +29,6 @@ _SAME: Final = {"type": "scratch", "access_mode": "striped"}
 
 _STAGE_KEYS: Final = ("source", "destination", "flags", "type")
 _STAGE_TYPES: Final = ("directory", "file")
-_INSIDE: Final = ("$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}")
-"""How scripts name the instance; nothing is expanded, these words in front of a path are taken off."""
 
 
 def split_words(text: str) -> list[str]:
@@ -123,18 +121,9 @@ def _stage(directive: str, words: list[str], *, inward: bool) -> str:
         if name not in values:
             raise RequestError(f"{DIRECTIVE} {directive}: no {name}; write {name}=PATH")
     inner = "destination" if inward else "source"
-    values[inner] = _below(values[inner])
+    values[inner] = below(values[inner])
     text = f"{escape(values['source'])}:{escape(values['destination'])}"
     return f"{text}:{escape(values['flags'])}" if "flags" in values else text
-
-
-def _below(path: str) -> str:
-    for prefix in _INSIDE:
-        if path == prefix:
-            return "."
-        if path.startswith(prefix + "/"):
-            return path.removeprefix(prefix).lstrip("/") or "."
-    return path
 
 
 def _check(option: tuple[str, str]) -> None:

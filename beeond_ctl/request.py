@@ -229,6 +229,9 @@ def _parse_keys(text: str) -> dict[str, Any]:
     return values
 
 
+_INSIDE: Final = ("$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}")
+
+
 def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
     """The transfer that `text` (`SRC:DST[:FLAG[+FLAG]]`) asks for; `option` is named in messages.
 
@@ -244,8 +247,20 @@ def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
             raise RequestError(
                 f"{option}: unknown flag {show(flag)} in {show(text)}; the flags are {', '.join(FLAGS)}"
             )
-    transfer = Transfer(parts[0], parts[1], flags)
-    return _checked(transfer, option, inward=inward)
+    source, destination = (parts[0], below(parts[1])) if inward else (below(parts[0]), parts[1])
+    for path in (source, destination):
+        _check_replaced(path, option)
+    return _checked(Transfer(source, destination, flags), option, inward=inward)
+
+
+def below(path: str) -> str:
+    """`path` without the words for the instance that scripts put in front; nothing else is ever replaced."""
+    for prefix in _INSIDE:
+        if path == prefix:
+            return "."
+        if path.startswith(prefix + "/"):
+            return path.removeprefix(prefix).lstrip("/") or "."
+    return path
 
 
 def _checked(transfer: Transfer, option: str, *, inward: bool) -> Transfer:
@@ -264,6 +279,17 @@ def _checked(transfer: Transfer, option: str, *, inward: bool) -> Transfer:
     _check_outside(outside, option)
     _check_inside(inside, option)
     return transfer
+
+
+def _check_replaced(path: str, option: str) -> None:
+    """Refuse what looks like a shell's: in a line of a script it stays as it is, and names something else."""
+    parts = path.split("/")
+    for index, part in enumerate(parts):
+        if re.match(r"\$[A-Za-z_{]", part) or (index == 0 and part.startswith("~")):
+            raise RequestError(
+                f"{option}: no shell replaces {show(part)} in {show(path)}; "
+                "write the path out, within $BEEOND relative to it"
+            )
 
 
 def _check_outside(path: str, option: str) -> None:

@@ -129,6 +129,18 @@ local function climbs(path)
 	return ("/" .. path .. "/"):find("/../", 1, true) ~= nil
 end
 
+-- Refuses what looks like a shell's: in a line of a script it stays as it is, and names something else.
+local function check_replaced(where, path)
+	local index = 0
+	for part in (path .. "/"):gmatch("([^/]*)/") do
+		if part:match("^%$[%a_{]") or (index == 0 and part:sub(1, 1) == "~") then
+			refuse(where .. "no shell replaces " .. show(part) .. " in " .. show(path)
+				.. "; write the path out, within $BEEOND relative to it")
+		end
+		index = index + 1
+	end
+end
+
 local CHECK = {}
 CHECK["backend"] = function(text)
 	if not (text:match("^[a-z][a-z0-9-]*$") and #text <= 32) then return "want a name of lower-case letters" end
@@ -309,6 +321,8 @@ local function check_stage(directive, words)
 	local outside, inside = values[outer], values[inner]
 	check_patterns(where, outside)
 	check_patterns(where, inside)
+	check_replaced(where, outside)
+	check_replaced(where, inside)
 	if outside:sub(1, 1) ~= "/" then
 		refuse(where .. show(outside) .. " is not an absolute path; global storage is named from '/'")
 	end

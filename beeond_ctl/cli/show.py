@@ -87,7 +87,9 @@ def status(config: SiteConfig, job_id: int | None, *, as_json: bool, on_one_line
 
     found = looks.instances(config, job_id) if os.geteuid() == 0 else looks.of_user(config, job_id)
     if on_one_line:
-        click.echo(json.dumps(found))
+        # No more than is needed: srun forwards a task's output in pieces of 1 KiB, between those of other tasks.
+        short = [{key: str(each[key])[:150] for key in _SHORT if each.get(key)} for each in found]
+        click.echo(json.dumps(short))
         return
     if as_json:
         _print_json(found)
@@ -107,6 +109,9 @@ def status(config: SiteConfig, job_id: int | None, *, as_json: bool, on_one_line
         for line in _to_come(instance):
             click.echo(line)
 
+
+_SHORT: Final = ("node", "job", "phase", "health", "mount")
+"""What is told of an instance where all nodes are asked."""
 
 _STATUS: Final = ("user", "nodes", "backend", "health", "capacity", "services", "stage_out", "reason", "took")
 
@@ -148,7 +153,7 @@ def everywhere(
         for (phase, health), names in same.items():
             click.echo(f"{phase:<12} {health:<12} {slurm.fold_nodes(names)}")
         if silent:
-            click.echo(f"{'nothing':<12} {'':<12} {slurm.fold_nodes(silent)}")
+            click.echo(f"{'no answer':<12} {'':<12} {slurm.fold_nodes(silent)}")
         for line in trouble:
             click.echo(f"beeond-ctl: {printable(line)}", err=True)
     return not silent and not trouble and all(instance.get("health") in (None, "ok") for instance in found)

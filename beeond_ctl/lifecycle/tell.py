@@ -49,8 +49,11 @@ def staged_out(here: Here) -> str:
     found = events.read(here.config.paths.log, here.state.job.job_id)
     done = [each for each in found if each.get("event") == "step" and not each.get("failed")]
     before = _sum([each for each in done if each["step"] == "stage-in"])
-    after = _sum([each for each in done if each["step"] == "stage-out"][-len(here.request.stage_out) :])
-    parts = [*([f"stage-in {before}"] if before else []), f"stage-out {after or 'of nothing'}, proved"]
+    out = [each for each in done if each["step"] == "stage-out"][-len(here.request.stage_out) :]
+    parts = [*([f"stage-in {before}"] if before else []), f"stage-out {_sum(out) or 'of nothing'}, proved"]
+    gone = [str(each.get("source")) for each in out if (each.get("summary") or {}).get("missing")]
+    if gone:
+        parts.append(f"{', '.join(gone)} was NOT THERE, nothing was copied for it")
     return "; ".join(parts)
 
 
@@ -66,9 +69,8 @@ def _sum(steps: Sequence[Mapping[str, Any]]) -> str:
         return ""
     copied, skipped, size = (sum(each[key] for each in summaries) for key in ("copied", "skipped", "bytes"))
     seconds = sum(each["seconds"] for each in summaries)
-    missing = " (a source was not there)" if any(each["missing"] for each in summaries) else ""
     had = f" and {skipped} that were there before" if skipped else ""
-    return f"of {copied} entries ({format_size(size)} in {seconds:.1f} s){had}{missing}"
+    return f"of {copied} entries ({format_size(size)} in {seconds:.1f} s){had}"
 
 
 def _tell(here: Here, text: str) -> None:

@@ -26,7 +26,7 @@ from beeond_ctl.request import (
 # Any bytes that can stand in an argument or a file name, as Python sees them.
 any_text = st.binary(max_size=40).map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
 names = any_text.map(lambda text: text.replace("%", "%%").replace("/", "")).filter(
-    lambda t: t not in ("", ".", "..")
+    lambda t: t not in ("", ".", "..") and t[0] not in "~$"
 )
 relative = st.lists(names, min_size=1, max_size=3).map("/".join)
 absolute = relative.map(lambda text: "/" + text)
@@ -113,6 +113,9 @@ def test_any_option_text_is_parsed_or_refused_on_one_printable_line(text: str, o
         ("beeond", "mount=/a/../b", ["absolute path without '..'"]),
         ("beeond-stage-in", "/data", ["--beeond-stage-in", "SRC:DST"]),
         ("beeond-stage-in", "data:in", ["'data'", "absolute"]),
+        ("beeond-stage-out", "$HOME/out:/data", ["'$HOME'", "relative to it"]),
+        ("beeond-stage-out", "~/out:/data", ["'~'", "no shell"]),
+        ("beeond-stage-out", "out:/data/$USER/r", ["'$USER'", "no shell"]),
         ("beeond-stage-in", "/data:/in", ["'/in'", "relative to $BEEOND"]),
         ("beeond-stage-in", "/data:in/../../etc", ["climbs out", "'..'"]),
         ("beeond-stage-in", "/data:", ["write '.'"]),
@@ -152,7 +155,11 @@ def test_colons_commas_and_backslashes_can_be_escaped() -> None:
 
 
 def test_a_stage_option_alone_asks_for_a_file_system() -> None:
-    assert parse_options([("beeond-stage-out", "out:/g")]) == Request(stage_out=(Transfer("out", "/g"),))
+    for source in ("out", "$BEEOND/out", "${BEEOND}//out"):  # scripts say it so, and mean the same
+        assert parse_options([("beeond-stage-out", f"{source}:/g")]) == Request(
+            stage_out=(Transfer("out", "/g"),)
+        )
+    assert parse_options([("beeond-stage-in", "/g:$BEEOND")]).stage_in == (Transfer("/g", "."),)
 
 
 def test_patterns_expand_as_slurm_does() -> None:
