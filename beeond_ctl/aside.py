@@ -14,16 +14,23 @@ import signal
 import time
 from contextlib import suppress
 
+from beeond_ctl.errors import one_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def aside(work: Callable[[], bytes], *, within_s: float) -> bytes:
+_CHECK_S = 0.1
+
+
+def aside(work: Callable[[], bytes], *, within_s: float, check: Callable[[], object] = bool) -> bytes:
     """What `work` returns; nothing where it failed, or took longer than `within_s` seconds.
 
+    `check`, called meanwhile, may end the waiting by raising something.
+
     The forked process has nothing open of ours but the way to answer: no pipe that somebody reads to its end, and no
-    lock. It is killed soon after its time, where it can be, and never waited for. Raises OSError when there is none.
+    lock. It is killed when its time is over, where it can be, and never waited for. Raises OSError when there is none.
     """
     reading, writing = os.pipe()
     try:
@@ -43,11 +50,35 @@ def aside(work: Callable[[], bytes], *, within_s: float) -> bytes:
             os._exit(0)
     os.close(writing)
     try:
-        return _answer(reading, time.monotonic() + within_s)
+        return _answer(reading, time.monotonic() + within_s, check)
     finally:
         os.close(reading)
+        with suppress(
+            ProcessLookupError
+        ):  # what hangs in a mount would keep it busy; what has answered is ending
+            os.kill(child, signal.SIGKILL)
         with suppress(ChildProcessError):  # one that still ends is reaped by who reaps us
             os.waitpid(child, os.WNOHANG)
+
+
+def tried(work: Callable[[], object], *, within_s: float, check: Callable[[], object] = bool) -> str:
+    """What went wrong with `work`, which may hang; empty where all went well. `check` as for `aside`.
+
+    Nothing that it does to this process's memory stays.
+    """
+
+    def told() -> bytes:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's to tell
+            return one_line(error).encode(errors="backslashreplace") or b"failed"
+        return b"\0"
+
+    try:
+        answer = aside(told, within_s=within_s, check=check)
+    except OSError as error:
+        return one_line(error)
+    return answer.decode().strip("\0") if answer else f"no answer within {within_s:.0f} s"
 
 
 def _leave(keep: int, within_s: float) -> int:
@@ -68,9 +99,14 @@ def _leave(keep: int, within_s: float) -> int:
     return keep
 
 
-def _answer(reading: int, deadline: float) -> bytes:
+def _answer(reading: int, deadline: float, check: Callable[[], object]) -> bytes:
     parts: list[bytes] = []
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    poll = select.poll()  # select(2) takes no descriptor from 1024 on, which the leader of many nodes has
+    poll.register(reading, select.POLLIN)
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not poll.poll(min(left_s, _CHECK_S) * 1000):
+            check()
+            continue
         part = os.read(reading, 1 << 16)
         if not part:
             return b"".join(parts)

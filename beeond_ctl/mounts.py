@@ -1,7 +1,7 @@
 """The node's mounts: looking at the mount table, bind mounts, mount points, and unmounting what is in use.
 
 Knows nothing of instances. Nothing here touches the inside of a mount whose server may be dead: the mount table
-tells what is mounted, programs with a deadline do the rest, and holders are found by mount id.
+tells what is mounted, programs and processes of our own with a deadline do the rest, and holders are found by mount id.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from beeond_ctl import libc
+from beeond_ctl.aside import tried
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _TERM_S: Final = 2.0
 """Seconds a process that holds a mount has to end by itself."""
+_UNSEEN_S: Final = 0.5
+"""Seconds until the next try where a mount is busy and no holder is seen: one may wait for a file, and end just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ class MountInfo:
 def table(pid: int | str = "self") -> list[MountInfo]:
     """All mounts as process `pid` has them, in the order they were made. Raises OSError when the process is gone."""
     found = []
-    for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines():
+    for line in (
+        Path(f"/proc/{pid}/mountinfo").read_bytes().split(b"\n")[:-1]
+    ):  # a path may have a bare \\r in it
         left, _, right = line.partition(b" - ")
         fields, more = left.split(b" "), right.split(b" ")
         found.append(
@@ -157,27 +163,66 @@ def unmount(point: str, *, deadline_s: float) -> list[str]:
     return ended
 
 
+def uncover(point: str, *, deadline_s: float) -> list[str]:
+    """Unmount what was mounted on and below the first mount at `point`, and say what that was.
+
+    As `unmount` in all else. Raises NodeError.
+    """
+    found: list[str] = []
+    deadline = time.monotonic() + deadline_s
+    while len(mounted := below(point)) > 1:
+        found.append(f"{mounted[-1].source} on {mounted[-1].point}")
+        _unmount(mounted[-1], deadline, [])
+    return found
+
+
 def _unmount(mounted: MountInfo, deadline: float, ended: list[str]) -> None:
-    point, text = mounted.point, ""
+    text = ""
     # The second try comes after the holders got SIGTERM and the third after SIGKILL. The fourth cuts off requests
     # that a dead server will never answer, whose callers cannot be killed before (umount2(2), MNT_FORCE).
-    for option, number in (
-        ("", signal.SIGTERM),
-        ("", signal.SIGKILL),
-        ("--force", signal.SIGKILL),
-        ("--force", None),
+    for flags, number in (
+        (0, signal.SIGTERM),
+        (0, signal.SIGKILL),
+        (_MNT_FORCE, signal.SIGKILL),
+        (_MNT_FORCE, None),
     ):
-        words = ["umount", "-n", "-i", "--no-canonicalize", *([option] if option else []), point]
-        _, text = _run(words, max(1.0, (deadline - time.monotonic()) / 2))
-        if all(mount.mount_id != mounted.mount_id for mount in table()):
+        text = _take_off(mounted, flags, max(1.0, (deadline - time.monotonic()) / 2))
+        if not _point_of(mounted):
             return
-        if number is not None:
-            _end_holders(mounted, number, ended)
-    _run(["umount", "-n", "-i", "--no-canonicalize", "--lazy", point], 10)
+        if number is not None and not _end_holders(mounted, number, ended):
+            time.sleep(min(_UNSEEN_S, max(0.0, deadline - time.monotonic())))
+    _take_off(mounted, _MNT_DETACH, 10)
     held = f"; held by {', '.join(ended)}" if ended else ""
     raise NodeError(
-        f"{point} could not be unmounted ({text}{held}) and was detached; reboot the node if it stays in use"
+        f"{mounted.point} could not be unmounted ({text}{held}) and was detached; reboot the node if it stays in use"
     )
+
+
+_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8  # umount2(2)
+
+
+def _point_of(mounted: MountInfo) -> str:
+    """Where `mounted` is by now: directories above it may be renamed. Empty where it is nowhere."""
+    return next((mount.point for mount in table() if mount.mount_id == mounted.mount_id), "")
+
+
+def _take_off(mounted: MountInfo, flags: int, within_s: float) -> str:
+    """Try to unmount `mounted`; what went wrong."""
+    point = _point_of(mounted)
+    return tried(lambda: _umount(point, flags), within_s=within_s) if point else ""
+
+
+def _umount(point: str, flags: int) -> None:
+    """umount2(2) by way of no link: a user who owns a directory above `point` could make it one. Raises OSError.
+
+    Leaves its process in another directory.
+    """
+    *above, name = point.strip("/").split("/")
+    directory = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    for part in above:
+        directory = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+    os.fchdir(directory)
+    libc.call("umount2", os.fsencode(name), flags | _UMOUNT_NOFOLLOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +231,8 @@ class _Holder:
     descriptor: int
 
 
-def _end_holders(mounted: MountInfo, number: signal.Signals, ended: list[str]) -> None:
-    """Send signal `number` to the processes that hold `mounted`, and give them a moment to go."""
+def _end_holders(mounted: MountInfo, number: signal.Signals, ended: list[str]) -> bool:
+    """Signal the processes that hold `mounted`, and give them a moment to go. Whether there are any."""
     holders = list(_holders(mounted))
     try:
         poll = select.poll()
@@ -207,6 +252,7 @@ def _end_holders(mounted: MountInfo, number: signal.Signals, ended: list[str]) -
     finally:
         for holder in holders:
             os.close(holder.descriptor)
+    return bool(holders)
 
 
 def _named(pid: int) -> str:
@@ -254,7 +300,7 @@ def _holders(mounted: MountInfo) -> Iterator[_Holder]:
                         if (mount.device, mount.root) == (mounted.device, mounted.root)
                     }
                 held = bool(ids[space]) and _holds(pid, ids[space], mounted.device)
-            except OSError:
+            except (OSError, ValueError, IndexError):  # what cannot be read of a stranger's is no holder
                 held = False
             if held:
                 yield _Holder(pid, descriptor)
@@ -276,19 +322,19 @@ def _holds(pid: int, ids: set[int], device: str) -> bool:
 
 def _maps(pid: int, ids: set[int], device: str) -> bool:
     major, minor = (int(part) for part in device.split(":"))
-    mark = f"{major:02x}:{minor:02x}"  # as /proc/PID/maps prints it
+    mark = f"{major:02x}:{minor:02x}".encode()  # as /proc/PID/maps prints it
     with suppress(OSError):
         if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"D":
             return False  # its memory map may be locked for as long as it hangs
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")[:-1]:
             fields = line.split(None, 5)
             if fields[3] == mark and _mount_id_of_link(f"/proc/{pid}/map_files/{_range(fields[0])}") in ids:
                 return True
     return False
 
 
-def _range(text: str) -> str:
-    return "-".join(f"{int(part, 16):x}" for part in text.split("-"))
+def _range(text: bytes) -> str:
+    return "-".join(f"{int(part, 16):x}" for part in text.split(b"-"))
 
 
 def _mount_id_of_link(path: str) -> int | None:

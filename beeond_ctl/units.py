@@ -37,3 +37,13 @@ def format_size(size: int) -> str:
             return f"{value:.1f}".rstrip("0").rstrip(".") + unit
         value /= 1024
     return f"{value:.1f}".rstrip("0").rstrip(".") + "PiB"
+
+
+def duration(seconds: float) -> str:
+    """`seconds` as a person says it: 42 s, 3:07 min, 2:05 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"

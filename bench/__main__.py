@@ -30,13 +30,14 @@ PARTS = {
     "startup": ("Start of the controller's processes", 60),
     "plan": ("The plan of a job of 10,000 nodes", 120),
     "hooks": ("Prolog and Epilog of a job that asked for nothing", 180),
-    "burst_buffer": ("Two hundred jobs with #BB_LUA lines pass through slurmctld", 300),
+    "burst_buffer": ("Two hundred jobs with #BB_LUA lines pass through slurmctld", 400),
     "bringup": ("Bring-up and tear-down, by Slurm, from the scripts' exec to their return", 300),
     "scale": ("Bring-up by number of nodes, all of them on this machine", 300),
     "beegfs": ("BeeGFS, with real daemons where BEEGFS_HOME names them", 600),
     "rendezvous": ("The nodes of a large job meet, all of them on this machine", 180),
     "staging": ("Staging", 1500),
-    "spread": ("One large file over three nodes' mounts", 300),
+    "listed": ("Stage-in by the list that was made while the job was pending", 400),
+    "spread": ("One large file over three nodes' mounts", 900),
 }
 """Name of the module, what it is about, and the seconds it may take."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NODES = 3
-SIZE_MIB = 2048
+SIZE_MIB = 8192
 _SOURCE = "/global/alice/bench-file"
 
 # Both copies are in the same job. The page cache has the source after the first line.
@@ -35,7 +35,7 @@ beeond-ctl stage in --json --quiet --workers 1 {_SOURCE} all | tail -n 1
 def rows() -> list[Row]:
     """A cluster of its own."""
     with Cluster.up(
-        "bench-spread", nodes=NODES, with_product=True, device_size="6G", timeout_s=120
+        "bench-spread", nodes=NODES, with_product=True, device_size="12G", timeout_s=120
     ) as cluster:
         source = cluster.path("login", _SOURCE)
         with open(source, "wb") as file:
@@ -43,7 +43,7 @@ def rows() -> list[Row]:
             for number in range(SIZE_MIB):
                 file.write(number.to_bytes(8, "big") + block[8:])
         begun, busy = time.monotonic(), _busy_s()
-        output = cluster.run_job("alice", _SCRIPT, f"-N{NODES}", "--exclusive", "--beeond", timeout_s=400)
+        output = cluster.run_job("alice", _SCRIPT, f"-N{NODES}", "--exclusive", "--beeond", timeout_s=800)
         share = (_busy_s() - busy) / (time.monotonic() - begun) / (os.cpu_count() or 1)
         cluster.wait_idle()
     one, every = (_rate(json.loads(line)) for line in output.splitlines() if '"end"' in line)

@@ -9,6 +9,7 @@ more than the clock where something else runs meanwhile.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import resource
@@ -25,13 +26,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+import beeond_ctl
 from bench.row import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COPY = """
-import resource, sys
+import os, resource, sys
 from pathlib import Path
 from beeond_ctl.staging import spawn
 from beeond_ctl.staging.local import copy_local
@@ -42,8 +44,10 @@ if preload:
 job = Job(source.encode(), target.encode(), tuple(flags.split()))
 summary = copy_local(job, journal_dir=Path(journal))
 print(*(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
-sys.exit(not summary.proved)
+sys.stdout.flush()
+os._exit(not summary.proved)
 """
+_COMMAND = Path(sys.prefix) / "bin" / "beeond-ctl"
 _LIMIT_MIB = 1024
 _MANY = 10_000_000
 
@@ -201,6 +205,15 @@ def bench_small(bench: Bench, count: int) -> None:
         2,
         before=lambda: shutil.rmtree(bench.journal, ignore_errors=True),
     )
+    if _COMMAND.exists():
+        bench.compare(
+            f"{name}, the same (beeond-ctl stage in --update)",
+            lambda: bench.program([_COMMAND, "stage", "in", "--update", "--quiet", "--here", source, target]),
+            "rsync -a",
+            rsync,
+            0,
+            before=nothing,
+        )
     _resume(bench, source, f"{name}, the last tenth after 90 %", whole)
     bench.forget()
     shutil.rmtree(source)
@@ -383,6 +396,7 @@ def run(
     area: Path, files: int = 100_000, big: int = 8, slow: int = 1000, rounds: int = 3
 ) -> tuple[list[Measured], list[str]]:
     """Measure everything below `area`; a row for each comparison, and the peers that are not installed."""
+    compileall.compile_dir(Path(beeond_ctl.__file__).parent, quiet=2)  # as installed packages are
     place = Path(tempfile.mkdtemp(prefix="staging-bench-", dir=area))
     try:
         bench = Bench(place, rounds)
@@ -403,9 +417,18 @@ def run(
         shutil.rmtree(place)
 
 
+def _room_for(area: Path) -> int:
+    """How many files of 1 GiB memory has room for, with their copies and with 3 GiB to spare: at most 8."""
+    text = Path("/proc/meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
+    there = os.statvfs(area)
+    free = min(int(text.split()[0]) << 10, there.f_bavail * there.f_frsize)
+    return max(0, min(8, ((free >> 30) - 3) // 2))
+
+
 def rows() -> list[Row]:
     """For `python -m bench`. Goals are seconds here: the peer's time by the ratio of rates to reach."""
-    measured, missing = run(Path("/dev/shm"), big=4)
+    area = Path("/dev/shm")
+    measured, missing = run(area, big=_room_for(area))
     found = []
     for each in measured:
         goal = each.peer_time.s / each.goal if each.goal else None
@@ -413,7 +436,7 @@ def rows() -> list[Row]:
         found.append(Row("  processor time", each.time.cpu_s, "s", each.peer, each.peer_time.cpu_s))
     for name in missing:
         click.echo(f"not measured, as it is not there: {name}")
-    anew, again = memory_mib(Path("/dev/shm"), 300_000)
+    anew, again = memory_mib(area, 300_000)
     for what, value in (("anew", anew), ("resumed", again)):
         name = f"{_MANY} files, {what}: memory on the leader, reckoned from 300000"
         found.append(Row(name, value, "MiB", goal=_LIMIT_MIB))

@@ -22,7 +22,7 @@ import click
 from beeond_ctl import flushes
 from beeond_ctl.cli import stage
 from beeond_ctl.errors import NodeError, UsageError, UserError, one_line
-from beeond_ctl.request import show
+from beeond_ctl.request import Transfer, check_deletions, printable, show
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _BEGIN_S: Final = 60.0
 _LOOK_S: Final = 0.1
-_SETTLE_S: Final = 2.5
-"""What was written just before a flush is old enough then to be proved (see `staging.quiet`)."""
 _NICE: Final = 10
 _KEPT_FLAGS: Final = frozenset(["metadata-only", "update"])
 
@@ -55,9 +53,10 @@ def flush(
 ) -> int:  # fmt: skip
     """Copy PATH, a finished file or directory below $BEEOND, to its place on global storage while the job goes on.
 
-    The place follows from --beeond-stage-out of the job, or is DST. It is copied in the background by all nodes of the
-    job; --wait waits. Stage-out then leaves out what was flushed and has not changed since. A flush that is
-    not done when the job ends is stopped, and stage-out does the rest.
+    A relative PATH begins at $BEEOND, wherever it is typed. The place follows from --beeond-stage-out of the job, or
+    is DST. It is copied in the background by all nodes of the job; --wait waits. Stage-out then leaves out what was
+    flushed and has not changed since. A flush that is not done when the job ends is stopped, and stage-out does the
+    rest.
 
     \b
     Example:
@@ -94,6 +93,11 @@ def _mount() -> str:
     mount = os.environ.get("BEEOND", "")
     if not mount.startswith("/") or not os.path.isdir(mount):
         raise UserError("flush is for jobs with a file system, and $BEEOND names none that is there")
+    info = os.stat(mount)
+    if info.st_uid == 0 and stat.S_IMODE(info.st_mode) == 0:  # the bare mount point
+        raise UserError(
+            "$BEEOND is not mounted any more: a server has died; what is there is staged out at the job's end"
+        )
     return mount
 
 
@@ -119,8 +123,10 @@ def _job(mount: str, path: str, destination: str | None) -> Job:
         raise UserError(f"{show(source)} is not there; is it written already?")
     journals = os.fsencode(os.path.join(top, flushes.NAME))  # belong to nothing that is copied
     if destination is not None:
+        place = stage.absolute(destination, "")
+        check_deletions([*(Transfer(*each) for each in _transfers(top)), Transfer(source, place)])
         return Job(
-            os.fsencode(source), os.fsencode(stage.absolute(destination, "")), flushes=journals, live=True
+            os.fsencode(source), os.fsencode(place), flushes=journals, live=True, outside=os.fsencode(top)
         )
     within = os.path.relpath(source, top)
     outer, target, flags = _place_of(within, _transfers(top))
@@ -128,8 +134,9 @@ def _job(mount: str, path: str, destination: str | None) -> Job:
     root = top if outer == "." else os.path.join(top, outer)
     kept = tuple(flag for flag in flags if flag in _KEPT_FLAGS)
     return Job(
-        os.fsencode(root), os.fsencode(target), kept, only=os.fsencode(only), flushes=journals, live=True
-    )
+        os.fsencode(root), os.fsencode(target), kept, only=os.fsencode(only), flushes=journals, live=True,
+        outside=os.fsencode(top),
+    )  # fmt: skip
 
 
 def _place_of(
@@ -142,8 +149,10 @@ def _place_of(
     """
     fitting = [each for each in transfers if each[0] in (".", within) or within.startswith(f"{each[0]}/")]
     if not fitting:
+        sources = ", ".join(printable(each[0]) for each in transfers) or "none"
         raise UserError(
-            f"no stage-out of this job has {show(within)} in it; say where to copy it: flush PATH DST"
+            f"no stage-out of this job has {show(within)} in it; say where to copy it: flush PATH DST "
+            f"(staged out: {sources})"
         )
     best = max(fitting, key=lambda each: len(each[0]) if each[0] != "." else 0)
     same = [each[1] for each in fitting if each[0] == best[0]]
@@ -252,7 +261,6 @@ def _flush(
     try:
         with stage.stoppable(), progress.shown(how, by_entries=True) as tell:
             note.began()
-            time.sleep(_SETTLE_S)
             summary = copy_local(
                 job, journal_dir=place, progress=note.also(tell), progress_every_s=progress.EVERY_S[how],
                 workers=workers, others=nodes.others(workers, here=here, nice=_NICE if behind else 0),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.estimate import ENTRY_COST
-from beeond_ctl.units import format_size
+from beeond_ctl.units import duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,16 +121,6 @@ def node_lines(pace: Pace) -> list[str]:
     ]
     more = len(nodes) - len(shown)
     return [*lines, *([f"and {more} faster nodes"] if more else [])]
-
-
-def duration(seconds: float) -> str:
-    """`seconds` as a person says it: 42 s, 3:07 min, 2:05 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
 @contextmanager

@@ -159,7 +159,10 @@ def _job(source: str, destination: str, flags: tuple[str, ...], *, inward: bool)
         source, destination = absolute(source, place), absolute(destination, "")
     durable = not (place and lies_below(destination, place))
     flushed = os.path.join(place, flushes.NAME) if place and not inward else ""
-    return Job(os.fsencode(source), os.fsencode(destination), flags, durable, flushes=os.fsencode(flushed))
+    live = bool(flushed) and lies_below(source, place)  # the job goes on, and may write to it
+    return Job(
+        os.fsencode(source), os.fsencode(destination), flags, durable, flushes=os.fsencode(flushed), live=live
+    )
 
 
 def absolute(path: str, place: str) -> str:

@@ -1,7 +1,7 @@
 /* What staging does to ordinary entries, thousands at a time, without the interpreter.
  *
  * An accelerator and nothing else: scan.py and copier.py can do all of it by themselves, and what is done here is done
- * by the same steps in the same order. Whatever turns out not to be ordinary is left to them, as it was found: here
+ * by the same steps in the same order (but where a file gets its name last of all, NAMELESS: docs/staging.md). Whatever turns out not to be ordinary is left to them, as it was found: here
  * nothing is retried and no failure is explained. The only verdict given is that a file reads back differently.
  *
  * All calls go through libc's functions, so that tests can make each of them fail. No global state: any number of
@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/types.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ enum {
 	TEMP_MAX = 200,
 };
 
-enum { WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64 };
+enum { WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64, NAMELESS = 128 };
 
 /* Names with a NUL behind each. */
 struct names {
@@ -382,7 +383,7 @@ struct file {
 };
 
 struct batch {
-	int source, target, flags;
+	int source, target, flags, by_proc;
 	uid_t me;
 	gid_t gid; /* that new files get in this directory; -1: not known yet */
 	const char *temp;
@@ -446,10 +447,9 @@ static int same(const struct stat *one, const struct stat *other)
 	       ns(one->st_ctim) == ns(other->st_ctim);
 }
 
-/* Owner, mode and times as metadata.copy_metadata gives them to a file without attributes. */
-static int copy_metadata(struct batch *batch, int target, const struct stat *info)
+/* Owner and mode as metadata.copy_metadata gives them to a file without attributes. `has`: the mode that it has, or -1. */
+static int give_owner(struct batch *batch, int target, const struct stat *info, mode_t has)
 {
-	const struct timespec times[2] = {info->st_atim, info->st_mtim};
 	mode_t mode = info->st_mode & 07777;
 	gid_t gid = batch->gid;
 
@@ -471,37 +471,131 @@ static int copy_metadata(struct batch *batch, int target, const struct stat *inf
 		if (info->st_uid != batch->me)
 			mode &= ~(mode_t)S_ISUID;
 	}
-	if (fchmod(target, mode) < 0)
-		return -1;
+	return mode == has ? 0 : fchmod(target, mode);
+}
+
+static int give_times(int target, const struct stat *info)
+{
+	const struct timespec times[2] = {info->st_atim, info->st_mtim};
 	return futimens(target, times);
 }
 
-/* From an open, ordinary source into an open, empty target. */
+/* The data of an open source into an open, empty target. */
 static int fill(struct batch *batch, int source, int target, struct file *file)
 {
-	struct stat after;
 	size_t size = (size_t)file->info.st_size;
 
 	if (read_all(source, batch->data, size) < 0 || write_all(target, batch->data, size) < 0)
 		return -1;
 	if (batch->flags & VERIFY)
 		XXH128_canonicalFromHash(&file->digest, XXH3_128bits(batch->data, size));
-	if (copy_metadata(batch, target, &file->info) < 0)
-		return -1;
+	return 0;
+}
+
+/* Whether the source is what it was when its copy began; then the copy is synced, where each is. */
+static int conclude(const struct batch *batch, int source, int target, const struct file *file)
+{
+	struct stat after;
+
 	if (fstat(source, &after) < 0 || !same(&file->info, &after))
 		return -1;
 	return batch->flags & SYNC_EACH ? fsync(target) : 0;
 }
 
+/* Write out dirty pages. On a device of this machine without the journal: here nothing has to survive a crash. */
+static int write_out(int source, const struct stat *info)
+{
+	const unsigned all = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+
+	return major(info->st_dev) ? sync_file_range(source, 0, 0, all) : fdatasync(source);
+}
+
 /* Whether whatever is written from now on changes the file's times; see quiet.py, and _settle in copier.py. */
 static int is_settled(const struct batch *batch, int source, const struct stat *info)
 {
-	return ns(info->st_mtim) <= batch->quiet && ns(info->st_ctim) <= batch->quiet && fdatasync(source) == 0;
+	return ns(info->st_mtim) <= batch->quiet && ns(info->st_ctim) <= batch->quiet &&
+	       write_out(source, info) == 0;
+}
+
+/* Whether what is open for reading has the size and the contents that were written; WRITTEN if so. */
+static enum state read_back(const struct batch *batch, int fd, const struct file *file)
+{
+	XXH128_canonical_t digest;
+	size_t size = (size_t)file->info.st_size;
+
+	if (read_all(fd, batch->data, size) < 0)
+		return UNTOUCHED;
+	XXH128_canonicalFromHash(&digest, XXH3_128bits(batch->data, size));
+	return memcmp(&digest, &file->digest, sizeof digest) == 0 ? WRITTEN : MISMATCH;
+}
+
+static int is_kept(const struct stat *there, const struct stat *info)
+{
+	return there->st_size == info->st_size && same_time(ns(info->st_mtim), ns(there->st_mtim));
+}
+
+/* A name for an open file without one. */
+static int give_name(struct batch *batch, int target, const char *name)
+{
+	char path[64];
+
+	if (!batch->by_proc) {
+		if (linkat(target, "", batch->target, name, AT_EMPTY_PATH) == 0)
+			return 0;
+		if (errno != ENOENT)
+			return -1;
+		batch->by_proc = 1; /* before Linux 6.10 that is for root alone */
+	}
+	snprintf(path, sizeof path, "/proc/self/fd/%d", target);
+	return linkat(AT_FDCWD, path, batch->target, name, AT_SYMLINK_FOLLOW);
+}
+
+/* The whole way of a file that has no name before it is proved, and leaves nothing when it is not. */
+static enum state copy_nameless(struct batch *batch, const char *name, struct file *file, int source, int target)
+{
+	struct stat there;
+	enum state state = UNTOUCHED;
+
+	if (fill(batch, source, target, file) < 0)
+		return state;
+	if (batch->flags & VERIFY) {
+		if (lseek(target, 0, SEEK_SET) < 0)
+			return state;
+		state = read_back(batch, target, file);
+		if (state != WRITTEN)
+			return state;
+	}
+	if (give_times(target, &file->info) < 0 || fstat(target, &there) < 0 || !is_kept(&there, &file->info))
+		return UNTOUCHED;
+	if (batch->gid == (gid_t)-1)
+		batch->gid = there.st_gid;
+	if (give_owner(batch, target, &file->info, there.st_mode & 07777) < 0 ||
+	    conclude(batch, source, target, file) < 0)
+		return UNTOUCHED;
+	if (give_name(batch, target, name) == 0)
+		return PLACED;
+	if (errno != EEXIST)
+		batch->flags &= ~NAMELESS; /* not once more for each of them */
+	return UNTOUCHED;
+}
+
+/* An open file without a name, where the name it is for is free; -1 where there is no such thing. */
+static int make_nameless(struct batch *batch, const char *name, mode_t mode)
+{
+	struct stat there;
+	int fd, how = batch->flags & VERIFY ? O_RDWR : O_WRONLY;
+
+	if (!(batch->flags & MADE) && (fstatat(batch->target, name, &there, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT))
+		return -1;
+	fd = openat(batch->target, ".", how | O_TMPFILE | O_CLOEXEC, mode & 0777);
+	if (fd < 0)
+		batch->flags &= ~NAMELESS;
+	return fd;
 }
 
 static void write_one(struct batch *batch, const char *name, struct file *file, const char *temp)
 {
-	int done = -1, target;
+	int done = -1, target = -1;
 	int source = openat(batch->source, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 
 	if (source < 0)
@@ -512,9 +606,19 @@ static void write_one(struct batch *batch, const char *name, struct file *file, 
 		close(source);
 		return;
 	}
+	if (batch->flags & NAMELESS && batch->flags & PLACE)
+		target = make_nameless(batch, name, file->info.st_mode);
+	if (target >= 0) {
+		file->state = copy_nameless(batch, name, file, source, target);
+		close(target);
+		close(source);
+		return;
+	}
 	target = openat(batch->target, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (target >= 0) {
-		done = fill(batch, source, target, file);
+		if (fill(batch, source, target, file) == 0 &&
+		    give_owner(batch, target, &file->info, (mode_t)-1) == 0 && give_times(target, &file->info) == 0)
+			done = conclude(batch, source, target, file);
 		if (close(target) < 0) /* NFS and FUSE may report a full disk only here */
 			done = -1;
 		if (done < 0)
@@ -536,13 +640,8 @@ static enum state prove(const struct batch *batch, const struct file *file, cons
 		return state;
 	if (batch->flags & DROP_CACHE)
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	if (fstat(fd, &there) == 0 && there.st_size == file->info.st_size &&
-	    same_time(ns(file->info.st_mtim), ns(there.st_mtim)) &&
-	    read_all(fd, batch->data, (size_t)there.st_size) == 0) {
-		XXH128_canonical_t digest;
-		XXH128_canonicalFromHash(&digest, XXH3_128bits(batch->data, (size_t)there.st_size));
-		state = memcmp(&digest, &file->digest, sizeof digest) == 0 ? WRITTEN : MISMATCH;
-	}
+	if (fstat(fd, &there) == 0 && is_kept(&there, &file->info))
+		state = read_back(batch, fd, file);
 	close(fd);
 	return state;
 }
@@ -553,9 +652,7 @@ static void place_one(const struct batch *batch, const char *name, struct file *
 
 	if (batch->flags & VERIFY) {
 		file->state = prove(batch, file, temp);
-	} else if (fstatat(batch->target, temp, &there, AT_SYMLINK_NOFOLLOW) < 0 ||
-	           there.st_size != file->info.st_size ||
-	           !same_time(ns(file->info.st_mtim), ns(there.st_mtim))) {
+	} else if (fstatat(batch->target, temp, &there, AT_SYMLINK_NOFOLLOW) < 0 || !is_kept(&there, &file->info)) {
 		file->state = UNTOUCHED;
 	}
 	/* One that is newer than what replaces it has to be kept under another name: not for us. */
@@ -717,7 +814,8 @@ static int add_constants(PyObject *made)
 	return PyModule_AddIntMacro(made, WRITE) < 0 || PyModule_AddIntMacro(made, PLACE) < 0 ||
 	                       PyModule_AddIntMacro(made, VERIFY) < 0 || PyModule_AddIntMacro(made, SYNC_EACH) < 0 ||
 	                       PyModule_AddIntMacro(made, DROP_CACHE) < 0 || PyModule_AddIntMacro(made, MADE) < 0 ||
-	                       PyModule_AddIntMacro(made, LIVE) < 0
+	                       PyModule_AddIntMacro(made, LIVE) < 0 ||
+	                       PyModule_AddIntMacro(made, NAMELESS) < 0
 	               ? -1
 	               : 0;
 }

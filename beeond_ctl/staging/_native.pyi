@@ -9,6 +9,7 @@ SYNC_EACH: int
 DROP_CACHE: int
 MADE: int
 LIVE: int
+NAMELESS: int
 
 def marks(known: array[int]) -> object: ...
 def has(known: object, mark: int) -> bool: ...

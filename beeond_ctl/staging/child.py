@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import sys
 import time
@@ -15,7 +15,7 @@ PREFIX = ".beeond-ctl."
 """How every temporary name begins."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # prctl(2)
 
 
 def make_parents(path: str) -> None:
@@ -42,28 +42,41 @@ def make_parents(path: str) -> None:
             os.fchmod(made, inherited | 0o700 | os.fstat(above).st_mode & 0o055)
         finally:
             os.close(made)
-        with contextlib.suppress(OSError):  # a file system that cannot sync directories
-            os.fsync(above)
+        sync_directory(above)
     finally:
         os.close(above)
 
 
-def wanted_s() -> float:
-    """Seconds that this thread has run, or would have if there had been a processor for it.
+def sync_directory(fd: int) -> None:
+    """Have the names in a directory survive a crash, where the file system can do that. Raises OSError."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP):
+            raise
 
-    What passes beyond that, it waits for something: a file system, or another thread.
+
+def used_s() -> tuple[float, float]:
+    """Seconds that this thread has run, and those that it would have if there had been a processor for it.
+
+    What passes beyond the latter, it waits for something: a file system, or another thread.
     """
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             ran, delayed = file.read(100).split()[:2]
-        return (int(ran) + int(delayed)) / 1e9
+        return int(ran) / 1e9, (int(ran) + int(delayed)) / 1e9
     except (OSError, ValueError):  # a kernel without scheduler statistics: as good as it can be told
-        return time.thread_time()
+        return time.thread_time(), time.thread_time()
+
+
+def wanted_s() -> float:
+    """The latter of `used_s`."""
+    return used_s()[1]
 
 
 def run(main: Callable[[], None]) -> None:
     """Give up what is left of privileges, raise the limit on open files, and run `main` until its input
-    ends."""
+    ends. Other processes of the user can look into this one no more, nor have it do something else."""
     import ctypes
     import gc
     import resource
@@ -71,7 +84,9 @@ def run(main: Callable[[], None]) -> None:
     gc.freeze()
     gc.set_threshold(100_000)  # batches are trees of small lists that die by themselves
 
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -13,24 +13,30 @@ import os
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
 
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES
 from beeond_ctl.staging.data import HASH
-from beeond_ctl.staging.journal import Journal, records
+from beeond_ctl.staging.journal import Journal
+from beeond_ctl.staging.scan import MOST_PIECES
 from beeond_ctl.staging.spawn import end, last_words, spawn
 from beeond_ctl.staging.transfer import EXAMPLES, Fold, Identity, Job, Progress, Summary, show_path
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import IO, Any, Final
 
 _VERSION: Final = 2
 _QUEUE: Final = 256
 _QUEUE_PER_NODE: Final = 32
+_AHEAD: Final = 64
+"""Batches among which one is looked for whose directory nobody else copies in."""
 _DEATHS: Final = 2
 _TRIES: Final = 3
 _SYNC_EVERY_S: Final = 5.0
@@ -47,6 +53,8 @@ class _Big:
     digests: list[str | None]
     tries: int
     left: int
+    next: int = 0
+    """The first piece that was not handed out yet."""
     running: int = 0
     failed: bool = False
     again: tuple[int, int, str] | None = None
@@ -108,10 +116,13 @@ class Coordinator:
         self._lock = threading.Condition()
         self._nodes = set(nodes)
         self._queue: deque[_Work] = deque()
+        self._bigs = 0
+        """Files in pieces that are neither in place nor failed."""
         self._later: dict[str, list[tuple[int, int, int]]] = {"links": [], "dirs": [], "locked": []}
-        self._spool = _nameless(journal_dir)
         self._upcoming: Iterator[_Work] = iter(())
         self._outstanding: dict[int, _Work] = {}
+        self._copying: Counter[str] = Counter()
+        """How many batches of the same directories are outstanding."""
         self._number = 0
         self._salt = os.urandom(4).hex()  # where locks do not reach, another process may be in the same run
         self._phase = 0
@@ -124,19 +135,41 @@ class Coordinator:
         self._ended_s: float | None = None
         self._synced_s = 0.0
         self._clean = False
-        self._open_journal(journal_dir, user)
+        self.listed: dict[str, int | str] = {}  # how much of the source was taken from its list
+        name = hashlib.blake2b(job.source + b"\0" + job.destination, digest_size=8).hexdigest()
+        with ExitStack() as opened:  # if it fails nothing may hold the device that they are on
+            journal = Journal(journal_dir / f"{name}.journal")
+            opened.callback(journal.close)
+            self._journal: Journal | None = journal
+            self._spool = opened.enter_context(_nameless(journal_dir))
+            self._start(journal, user)
+            opened.pop_all()
 
     # --- starting -----------------------------------------------------------------------------------------
 
-    def _open_journal(self, journal_dir: Path, user: Identity | None) -> None:
-        name = hashlib.blake2b(self.job.source + b"\0" + self.job.destination, digest_size=8).hexdigest()
-        self._journal: Journal | None = Journal(journal_dir / f"{name}.journal")
+    def _start(self, journal: Journal, user: Identity | None) -> None:
+        reader = journal.read_fd()
+        try:
+            self._scanner = spawn("scan", user, (reader,))  # it starts while the journal is read
+        finally:
+            os.close(reader)
+        try:
+            config = self._read_journal(journal, reader)
+        except BaseException:
+            end(self._scanner)
+            raise
+        threading.Thread(
+            target=self._read_scanner, args=(wire.dumps(config),), daemon=True, name="scanner"
+        ).start()
+
+    def _read_journal(self, journal: Journal, reader: int) -> dict[str, Any]:
+        """What the scanner needs to know, and this run on record; the scanner has the journal open as `reader`."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         read_back = "metadata-only" not in self.job.flags
         header: dict[str, Any] = {}
         self._run = 1
         self._root_made = False
-        for kind, text in records(self._journal.fd):
+        for kind, text in journal.read():
             if kind == "header":
                 header = wire.loads(text)
             elif kind == "run":
@@ -154,15 +187,17 @@ class Coordinator:
             and header.get("source") == self.job.source.hex()
             and header.get("destination") == self.job.destination.hex()
             and (header.get("durable") or header.get("boot") == boot)
+            and (header.get("live") or not self.job.live)
         )
         if not usable:
             header = {**header_of(self.job), "token": self._token, "boot": boot}
-            self._journal.restart()
-            self._journal.append(("header", wire.dumps(header)))
-        known = self._journal.length if usable else 0
-        self._journal.append(("run", boot))
-        self._journal.sync()
-        config: dict[str, Any] = {
+            journal.restart()
+            journal.append(("header", wire.dumps(header)))
+        known = journal.length if usable else 0
+        journal.append(("run", boot))
+        if self.job.durable:  # otherwise it counts only until the machine is booted again
+            journal.sync()
+        return {
             "source": self.job.source.decode(errors="surrogateescape"),
             "destination": self.job.destination.decode(errors="surrogateescape"),
             "flags": list(self.job.flags),
@@ -174,17 +209,10 @@ class Coordinator:
             "only": self.job.only.decode(errors="surrogateescape"),
             "flushes": self.job.flushes.decode(errors="surrogateescape"),
             "alone": self.job.alone,
+            "list": self.job.listed.decode(errors="surrogateescape"),
+            "outside": self.job.outside.decode(errors="surrogateescape"),
+            "journal": [reader, known] if known else None,
         }
-        reader = self._journal.read_fd() if known else -1
-        config["journal"] = [reader, known] if known else None
-        try:
-            self._scanner = spawn("scan", user, (reader,) if known else ())
-        finally:
-            if known:
-                os.close(reader)
-        threading.Thread(
-            target=self._read_scanner, args=(wire.dumps(config),), daemon=True, name="scanner"
-        ).start()
 
     # --- the scanner --------------------------------------------------------------------------------------
 
@@ -198,7 +226,7 @@ class Coordinator:
                 self._heard(fields)
                 if self._cancelled:
                     break
-        except (OSError, ValueError, IndexError, KeyError, TypeError, wire.ProtocolError) as error:
+        except Exception as error:  # noqa: BLE001 (it is the user's process: whatever it says, it alone fails)
             problem = f"{type(error).__name__}: {error}"
         with self._lock:
             if not (self._scan_ok or self._cancelled or self._missing or self._refused):
@@ -239,6 +267,11 @@ class Coordinator:
             elif kind in self._later:
                 self._tally.entries_total += int(fields[1]) if kind == "links" else 0
                 self._put_aside(kind, int(fields[1]), fields[3], fields[4])
+            elif kind == "listed":
+                directories, files = (_count(int(field)) for field in fields[1:3])
+                self.listed = {"directories": directories, "files": files}
+                if fields[3] != '""':
+                    self.listed["unused"] = _name(wire.loads(fields[3]))
             elif kind == "special":
                 self._tally.special = self._tally.special.add(1, [_name(wire.loads(fields[3]))])
             elif kind == "failed":
@@ -265,23 +298,33 @@ class Coordinator:
     def _add_big(self, count: int, size: int, dirs: str, payload: str, tries: int) -> None:
         description = wire.loads(payload)
         have = {int(key): str(value) for key, value in description.pop("have").items()}
-        if not 0 < count < 1 << 30 or any(not _HEX.fullmatch(value) for value in have.values()):
+        if not 0 < count <= MOST_PIECES or any(not _HEX.fullmatch(value) for value in have.values()):
             raise wire.ProtocolError("a big file is out of bounds")
         text = wire.dumps(description)
         digests = [have.get(index) for index in range(count)]
         big = _Big(text if description["temp"] else "", dirs, digests, tries, left=digests.count(None))
         self._tally.bytes_total += size
+        self._bigs += tries == 1
         if big.payload:
             self._add_pieces(big)
         else:
             self._add(_Work(0, "make", (text,), 0, dirs, big=big))
 
     def _add_pieces(self, big: _Big) -> None:
-        for index, digest in enumerate(big.digests):
-            if digest is None:
-                self._add(_Work(0, "piece", (big.payload, str(index)), 0, big.dirs, big=big, index=index))
-        if not big.left:
+        if big.left:
+            self._add_piece(big)
+        else:
             self._place(big)
+
+    def _add_piece(self, big: _Big) -> None:
+        """Put the next piece in front. One is there at a time: a file with holes may have millions."""
+        while big.next < len(big.digests) and big.digests[big.next] is not None:
+            big.next += 1
+        if big.next < len(big.digests):
+            fields = (big.payload, str(big.next))
+            self._number += 1
+            self._queue.appendleft(_Work(self._number, "piece", fields, 0, big.dirs, big=big, index=big.next))
+            big.next += 1
 
     def _place(self, big: _Big) -> None:
         self._add(_Work(0, "place", (big.payload, wire.dumps(big.digests)), 1, big.dirs, big=big))
@@ -313,6 +356,8 @@ class Coordinator:
                 return {"wait": min(1.0, 0.01 * len(self._nodes))}
             work.node = node
             self._outstanding[work.number] = work
+            if work.kind == "copy":
+                self._copying[work.dirs] += 1
             if work.big:
                 work.big.running += 1
             self._lock.notify_all()
@@ -330,9 +375,12 @@ class Coordinator:
     def _next(self) -> _Work | None:
         while True:
             while self._queue:
-                work = self._queue.popleft()
-                if work.kind == "piece" and work.big and (work.big.failed or work.big.again):
-                    continue
+                work = self._pick()
+                if work.kind == "piece" and work.big:
+                    if work.big.failed or work.big.again:
+                        continue
+                    if not work.attempt:
+                        self._add_piece(work.big)
                 return work
             if _PHASES[self._phase] != "locked" or not self._outstanding:
                 upcoming = next(self._upcoming, None)
@@ -346,6 +394,25 @@ class Coordinator:
             self._upcoming = self._works(_PHASES[self._phase])
             if _PHASES[self._phase] == "end":
                 self._complete()
+
+    def _pick(self) -> _Work:
+        """The next in the queue, but for batches of directories that others copy in, if there are any else.
+
+        A file system makes one name at a time in a directory, whichever node asks.
+        """
+        for at, work in enumerate(islice(self._queue, _AHEAD)):
+            if work.kind != "copy" or not self._copying[work.dirs]:
+                del self._queue[at]
+                return work
+        return self._queue.popleft()
+
+    def _give_back(self, work: _Work) -> None:
+        """`work` is not outstanding any more."""
+        del self._outstanding[work.number]
+        if work.kind == "copy":
+            self._copying[work.dirs] -= 1
+            if not self._copying[work.dirs]:
+                del self._copying[work.dirs]
 
     def _works(self, phase: str) -> Iterator[_Work]:
         if phase == "link":
@@ -385,20 +452,20 @@ class Coordinator:
             else:
                 try:
                     answer = _Answer(result)
-                except (KeyError, TypeError, ValueError) as error:
+                except (LookupError, TypeError, ValueError) as error:
                     self._died(work, f"{type(error).__name__}: {error}")
                 else:
                     self._accept(work, answer)
             self._lock.notify_all()
 
     def _accept(self, work: _Work, answer: _Answer) -> None:
-        del self._outstanding[work.number]
+        self._give_back(work)
         tally = self._tally
         for cause, side, name, text in answer.failures:
             self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
         for kind, names in answer.notes.items():
             tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
-        counted = answer.copied + answer.skipped + len(answer.failures) - answer.uncounted
+        counted = answer.copied + answer.skipped + len(answer.failures) + len(answer.grown) - answer.uncounted
         if work.kind in ("copy", "link", "delete", "clean", "finish") and counted != work.entries:
             self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
         tally.bytes += answer.bytes
@@ -415,6 +482,8 @@ class Coordinator:
             records_.append(("proof", answer.proofs))
         if work.big is not None:
             records_ += self._accept_big(work, work.big, answer)
+        for count, size, payload in answer.grown if work.kind == "copy" else ():
+            self._add_big(count, size, wire.dumps([str(wire.loads(payload)["dir"])]), payload, 1)
         self._record(*records_)
 
     def _accept_big(self, work: _Work, big: _Big, answer: _Answer) -> list[tuple[str, str]]:
@@ -433,36 +502,47 @@ class Coordinator:
             journaled += [("piece", answer.piece)] if answer.piece else []
             if not big.left and not big.failed and not big.again:
                 self._place(big)
-        if (big.failed or big.again) and not big.running:
-            if big.payload:
-                self._add(_Work(0, "drop", (big.payload,), 0))
-            if big.again and not big.failed:
-                count, size, payload = big.again
-                if big.tries >= _TRIES:
-                    name = _name(wire.loads(payload).get("entry", [""])[0])
-                    self._failed("changed", "source", [name], 1)
-                else:
-                    self._add_big(count, size, big.dirs, payload, big.tries + 1)
+        if work.kind == "place" and not big.failed and not big.again:
+            self._bigs -= 1
+        self._end_big(big)
         return journaled
+
+    def _end_big(self, big: _Big) -> None:
+        """Conclude a file that failed, or changed, when none of its pieces is under way any more."""
+        if big.running or not (big.failed or big.again):
+            return
+        if big.payload:
+            self._add(_Work(0, "drop", (big.payload,), 0))
+        if big.again and not big.failed and big.tries < _TRIES:
+            count, size, payload = big.again
+            self._add_big(count, size, big.dirs, payload, big.tries + 1)
+            return
+        self._bigs -= 1
+        if big.again and not big.failed:
+            self._failed("changed", "source", [_name(wire.loads(big.again[2])["entry"][0])], 1)
 
     def _died(self, work: _Work, words: str) -> None:
         work.deaths += 1
         if work.deaths < _DEATHS:
             self._retry(work)
             return
-        del self._outstanding[work.number]
+        self._give_back(work)
         self._clean = True
         if work.big:
             work.big.running -= 1
             work.big.failed = True
+            self._end_big(work.big)
         self._failed("lost", "source", [f"a batch ({words})"], max(1, work.entries))
 
     def _retry(self, work: _Work) -> None:
         """Let another copier try; temporary names of the one before are removed at the end."""
-        del self._outstanding[work.number]
+        self._give_back(work)
         self._clean = True
         if work.big:
             work.big.running -= 1
+            if work.big.failed or work.big.again:  # the others' answers have settled it
+                self._end_big(work.big)
+                return
         work.attempt += 1
         self._queue.appendleft(work)
 
@@ -505,11 +585,25 @@ class Coordinator:
         try:
             self._journal.append(*items)
             now = time.monotonic()
-            if now - self._synced_s > _SYNC_EVERY_S:
+            if self.job.durable and now - self._synced_s > _SYNC_EVERY_S:
                 self._synced_s = now
                 self._journal.sync()
         except OSError as error:
-            self._journal = None
+            self._end_journal(error)
+
+    def _end_journal(self, error: OSError | None = None) -> None:
+        """Close the journal: while it is open, its device cannot be wiped. One that fails ends nothing else."""
+        if self._journal is None:
+            return
+        try:
+            if self.job.durable and error is None:
+                self._journal.sync()
+        except OSError as second:
+            error = second
+        with suppress(OSError):
+            self._journal.close()
+        self._journal = None
+        if error is not None:
             self._tally.notes["journal"] = Fold(1, (str(error),))
 
     # --- ending -------------------------------------------------------------------------------------------
@@ -534,6 +628,7 @@ class Coordinator:
             and not self._outstanding
             and not self._cancelled
             and not self._tally.failed
+            and not self._bigs
         )
 
     def finished(self) -> bool:
@@ -593,19 +688,18 @@ class Coordinator:
                 self._lock.notify_all()
             if self._scanner.poll() is None:
                 self._scanner.kill()
-            if self._journal is not None:
-                if not self._clean and not self._outstanding and not self._cancelled:
-                    self._record(("closed", ""))
-                self._journal.close()
-                self._journal = None
-            self._spool.close()
+            if not self._clean and not self._outstanding and not self._cancelled:
+                self._record(("closed", ""))
+            self._end_journal()
+            with suppress(OSError):  # what is buffered for a full device
+                self._spool.close()
 
 
 class _Answer:
     """A copier's answer, every field checked: it comes from a process of the user's."""
 
     def __init__(self, data: dict[str, Any]) -> None:
-        """Raises KeyError, TypeError, ValueError."""
+        """Raises LookupError, TypeError, ValueError."""
         self.copied, self.skipped, self.bytes = (_count(data[key]) for key in ("copied", "skipped", "bytes"))
         self.uncounted = _count(data.get("uncounted", 0))
         self.failures = [
@@ -616,7 +710,7 @@ class _Answer:
         if not isinstance(data["notes"], dict) or len(data["notes"]) > 100:
             raise TypeError("notes")
         self.notes = {
-            _text(kind): [_text(name) for name in _list(names, wire.MAX_FAILURES)]
+            _text(kind): [_name(name) for name in _list(names, wire.MAX_FAILURES)]
             for kind, names in data["notes"].items()
         }
         self.proofs = _line(data["proofs"])
@@ -627,10 +721,10 @@ class _Answer:
         self.made = _line(data.get("made", ""))
         self.again: tuple[int, int, str] | None = None
         if "again" in data:
-            count, size, payload = data["again"]
-            self.again = (_count(count), _count(size), _line(payload))
+            self.again = _big_one(data["again"])
+        self.grown = [_big_one(each) for each in _list(data.get("grown", []), wire.MAX_FAILURES)]
         deleted, names = data.get("deleted", (0, []))
-        self.deleted = (_count(deleted), [_text(name) for name in _list(names, 100)])
+        self.deleted = (_count(deleted), [_name(name) for name in _list(names, 100)])
 
 
 def _nameless(directory: Path) -> IO[bytes]:
@@ -657,6 +751,20 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value
+
+
+def _big_one(value: object) -> tuple[int, int, str]:
+    """Pieces, size and description of a file that is to be copied in pieces."""
+    count, size, payload = _list(value, 3)
+    try:
+        description = wire.loads(_line(payload))
+    except wire.ProtocolError as error:
+        raise ValueError(str(error)) from None
+    if not 0 < _count(count) <= MOST_PIECES or (description["temp"], description["have"]) != ("", {}):
+        raise ValueError("a big file is out of bounds")
+    _text(description["dir"])
+    _text(description["entry"][0])
+    return count, _count(size), payload
 
 
 def _line(value: object) -> str:

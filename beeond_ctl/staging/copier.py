@@ -15,8 +15,9 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
     finish TAG DIRS                        metadata of directories, and sync them
 
 TAG makes temporary names unique among all copiers of a transfer and all attempts at one batch. An answer counts every
-entry once: copied, skipped or failed. What it proves is opaque to the parent: a text of proofs (see `proof`), or for a
-piece `[FINGERPRINT, TEMPORARY_NAME, INDEX, CHECKSUM]`.
+entry once: copied, skipped, failed, or grown: become big since it was scanned, to be handed out anew in pieces. What it
+proves is opaque to the parent: a text of proofs (see `proof`), or for a piece `[FINGERPRINT, TEMPORARY_NAME, INDEX,
+CHECKSUM]`.
 
 When one file is ready for its name depends on where it goes (`_Sync`): where a file can be synced only by itself, each
 is synced; on a local file system a batch is written, synced at once, and then read back and renamed.
@@ -32,16 +33,19 @@ import errno
 import os
 import stat
 import sys
+import threading
 import time
+from collections import deque
 
 import xxhash
 
+from beeond_ctl import libc
 from beeond_ctl.staging import child, data, wire
 from beeond_ctl.staging.causes import StagingError, cause_of, text_of
 from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import copy_metadata, learn_gid, same_time
 from beeond_ctl.staging.proof import fingerprint, pack, proof
-from beeond_ctl.staging.quiet import EARLY_NS, MEMORY, filesystem, is_quiet, limit_ns
+from beeond_ctl.staging.quiet import EARLY_NS, MEMORY, PATIENCE_S, awaited_ns, filesystem, is_quiet, limit_ns
 from beeond_ctl.staging.scan import PIECE
 from beeond_ctl.staging.tree import Dir, Tree
 
@@ -57,8 +61,10 @@ _TRIES = 3
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MAX_THREADS = 32
 _PROBE = 16
-_PROBE_S, _SATURATED = 0.02, 0.8
-_FIRST, _FEW, _MANY = 2, 8, 64
+_PROBE_S, _WAITS, _SATURATED = 0.02, 3, 0.8
+_FIRST, _FEW, _MANY = 2, 2, 64
+"""Entries that one thread takes on at once: until it is known whether calls wait; where they do, and others of the same
+directory wait for its lock; where they do not."""
 
 
 class _Sync:
@@ -66,21 +72,22 @@ class _Sync:
 
     NONE, WHOLE, EACH = range(3)
 
-    def __init__(self, fd: int, *, durable: bool) -> None:
+    def __init__(self, fd: int, *, durable: bool, mounted_below: bool = False) -> None:
+        """`fd` is a directory there; `mounted_below`: not the destination itself, which `whole` is for."""
         kind = filesystem(fd)
         self.drop_cache = kind not in MEMORY
-        self.how = (
-            _Sync.NONE if not durable or kind in MEMORY else _Sync.WHOLE if kind in _LOCAL else _Sync.EACH
-        )
+        self.how = _Sync.WHOLE if kind in _LOCAL and not mounted_below else _Sync.EACH
+        if not durable or kind in MEMORY:
+            self.how = _Sync.NONE
+        self.flags: int = engine.DROP_CACHE if self.drop_cache else 0
+        self.flags |= engine.SYNC_EACH if self.how == _Sync.EACH else 0
+        # Elsewhere close(2) may be the first to say that data is lost, when the file has its name already.
+        self.flags |= engine.NAMELESS if self.how == _Sync.NONE and kind in {*MEMORY, *_LOCAL} else 0
         self.fd = fd
 
     def whole(self) -> None:
         """Everything on the file system (syncfs(2), which reports errors since Linux 5.8). Raises OSError."""
-        import ctypes
-
-        if ctypes.CDLL(None, use_errno=True).syncfs(self.fd):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        libc.call("syncfs", self.fd)
 
 
 class _FailedError(Exception):
@@ -95,12 +102,15 @@ class _FailedError(Exception):
 class _Result:
     """What an answer says."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, splits: bool = False) -> None:
+        """`splits`: files that have grown big since they were scanned are not copied, but described in `grown`."""
+        self.splits = splits
         self.copied = self.skipped = self.bytes = 0
         self.failures: list[list[str]] = []
         self.notes: dict[str, list[str]] = {}
         self.proofs = bytearray()
         self.extra: dict[str, Any] = {}
+        self.grown: list[list[Any]] = []
 
     def fail(self, side: str, error: OSError | StagingError, path: str) -> None:
         self.failures.append([cause_of(error), side, path, text_of(error)])
@@ -118,6 +128,7 @@ class _Result:
                 "failures": self.failures,
                 "notes": self.notes,
                 "proofs": pack(self.proofs),
+                "grown": self.grown,
                 **self.extra,
             }
         )
@@ -126,29 +137,46 @@ class _Result:
 class _Written:
     """A file or link to copy, and then a temporary file that waits for its sync."""
 
-    __slots__ = ("digest", "info", "is_link", "name", "path", "quiet", "source", "sparse", "target", "temp")
+    __slots__ = (
+        "digest", "grown", "info", "is_link", "name", "path", "quiet", "source", "sparse", "target", "temp",
+    )  # fmt: skip
 
     def __init__(self, name: str, path: str, source: Dir, target: Dir, temp: str, *, is_link: bool) -> None:
         self.name, self.path, self.source, self.target, self.temp = name, path, source, target, temp
         self.is_link = is_link
         self.info: os.stat_result
         self.digest = b""
-        self.sparse = False
+        self.grown = self.sparse = False
         self.quiet = True
 
 
-class _Files:
-    """Files of one directory that `engine` is asked to copy at once."""
+class _Group:
+    """Files and links of one directory, in the order of their numbers."""
 
-    __slots__ = ("first", "names", "path", "source", "target", "written")
+    def __init__(self, path: str, files: list[str], links: list[str], first: int) -> None:
+        self.path, self.files, self.links, self.first = path, files, links, first
+        self.at = 0
 
-    def __init__(self, names: list[str], path: str, source: Dir, target: Dir, first: int) -> None:
-        self.names, self.path, self.source, self.target, self.first = names, path, source, target, first
+    def take(self, count: int) -> _Part:
+        """The next `count` files, or else links; none where the directory is all there is."""
+        is_link = self.at >= len(self.files)
+        names, at = (self.links, self.at - len(self.files)) if is_link else (self.files, self.at)
+        part = _Part(self.path, names[at : at + count], self.first + self.at, is_link=is_link)
+        self.at += len(part.names)
+        return part
+
+    def is_done(self) -> bool:
+        return self.at == len(self.files) + len(self.links)
+
+
+class _Part:
+    """Entries of one directory that one thread takes on at once, and what became of them."""
+
+    __slots__ = ("first", "is_link", "names", "path", "written")
+
+    def __init__(self, path: str, names: list[str], first: int, *, is_link: bool) -> None:
+        self.path, self.names, self.first, self.is_link = path, names, first, is_link
         self.written = b""
-
-    def some(self, at: int, count: int) -> _Files:
-        """`count` of them from `at` on."""
-        return _Files(self.names[at : at + count], self.path, self.source, self.target, self.first + at)
 
 
 class Copier:
@@ -156,6 +184,7 @@ class Copier:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         """Open both roots. Raises OSError, StagingError when they are not what the scanner saw."""
+        begun, used = time.monotonic(), child.used_s()
         self.setup = setup
         self.token: str = setup["token"]
         flags = setup["flags"]
@@ -169,9 +198,16 @@ class Copier:
         self.source_root_device = os.fstat(self.source.root.fd).st_dev
         self.same_device = self.source_root_device == os.fstat(self.target.root.fd).st_dev
         self.sync = _Sync(self.target.root.fd, durable=setup["durable"])
+        self.syncs = {self.target.root.device: self.sync}
         self.clock: str = setup["clock"]  # where the time is to be had; '' where nobody writes to the source
         self.quiet_ns = 0
+        self.patient_until_s = time.monotonic() + PATIENCE_S
         self.threads = 1
+        self.quick = False  # calls are known not to wait
+        self._wanted_s = self._seen_s = 0.0  # see `_by_threads`
+        self._adapt(begun, used)
+        if self.threads > 1:  # that was too little to tell how many
+            self.threads = _MAX_THREADS
         self.rename = dict([setup["single"]]) if setup["single"] else {}
 
     # --- batches ------------------------------------------------------------------------------------------
@@ -180,34 +216,12 @@ class Copier:
         """Copy the entries of a batch."""
         temp = f"{child.PREFIX}{self.token}.{tag}."
         if self.clock:
-            self.quiet_ns = limit_ns(self.clock, self.source.root.fd)
-        ordinary: list[_Files] = []
-        items: list[_Written] = []
-        number = 0
-        opened = self._open_all(dirs)
+            self.quiet_ns = self._limit_ns()
+        groups, number = [], 0
         for index, files, links in payload:
-            path = dirs[index]
-            both = opened[path]
-            if isinstance(both, _FailedError):
-                for name in (*files, *links):
-                    result.fail(both.side, both.error, _join(path, name))
-                if not files and not links:
-                    result.fail(both.side, both.error, path or ".")
-                    result.extra["uncounted"] = result.extra.get("uncounted", 0) + 1
-                continue
-            source, target = both
-            at_once = native and not target.default_acl and not self.rename
-            if at_once and files:
-                ordinary.append(_Files(files, path, source, target, number))
-            for which, names in enumerate((files, links)):
-                if which or not at_once:
-                    items += [
-                        _Written(name, path, source, target, f"{temp}{number + at}", is_link=bool(which))
-                        for at, name in enumerate(names)
-                    ]
-                number += len(names)
-        if ordinary:
-            items = self._copy_ordinary(temp, ordinary, result) + items
+            groups.append(_Group(dirs[index], files, links, number))
+            number += len(files) + len(links)
+        items = self._copy_ordinary(temp, dirs, groups, result)
         if self.sync.how == _Sync.WHOLE:
             written = self._each(lambda item: self._write(item, result), items, result)
             if written:
@@ -222,79 +236,131 @@ class Copier:
         else:
             self._each(lambda item: self._write(item, result) and self._place(item, result), items, result)
 
-    def _copy_ordinary(self, temp: str, groups: list[_Files], result: _Result) -> list[_Written]:
-        """Copy files by `engine`; returns those that it left."""
+    def _sync_of(self, target: Dir) -> _Sync:
+        """How data gets durable in this directory: something else may be mounted below the destination."""
+        if target.device not in self.syncs:
+            self.syncs[target.device] = _Sync(target.fd, durable=self.setup["durable"], mounted_below=True)
+        return self.syncs[target.device]
+
+    def _copy_ordinary(
+        self, temp: str, dirs: list[str], groups: list[_Group], result: _Result
+    ) -> list[_Written]:
+        """Make the directories and copy files by `engine`; returns what it left.
+
+        Directories take turns: the kernel makes one name at a time in each.
+        """
         flags = engine.VERIFY if self.read_back else 0
-        flags |= engine.DROP_CACHE if self.sync.drop_cache else 0
-        flags |= engine.SYNC_EACH if self.sync.how == _Sync.EACH else 0
         flags |= engine.LIVE if self.clock else 0
         left: list[_Written] = []
-        waiting: list[_Files] = []
+        waiting: list[_Part] = []
+        both, lock = self._opener(dirs), threading.Lock()
 
-        def parts() -> Iterator[_Files]:
-            done = 0
-            for files in groups:
-                at = 0
-                while at < len(files.names):
-                    count = _FEW if self.threads > 1 else _MANY if done >= _PROBE else _FIRST
-                    yield files.some(at, count)
-                    at += count
-                    done += count
+        def parts() -> Iterator[_Part]:
+            rest, done = deque(groups), 0
+            while rest:
+                group = rest.popleft()
+                yield group.take(
+                    _FEW if self.threads > 1 else _MANY if self.quick or done >= _PROBE else _FIRST
+                )
+                done += _FIRST
+                if not group.is_done():
+                    rest.append(group)
 
-        def act(files: _Files, what: int) -> None:
-            target = files.target
+        def act(part: _Part, what: int) -> None:
+            opened = both(part.path)
+            if isinstance(opened, _FailedError):
+                with lock:
+                    self._fail_part(part, opened, result)
+                return
+            source, target = opened
+            if part.is_link or not native or target.default_acl or self.rename:
+                left.extend(
+                    _Written(name, part.path, source, target, f"{temp}{number}", is_link=part.is_link)
+                    for number, name in enumerate(part.names, part.first)
+                )
+                return
             proofs, size, others, different, written = engine.copy(
-                files.source.fd,
+                source.fd,
                 target.fd,
-                files.names,
-                os.fsencode(f"{files.path}/" if files.path else ""),
+                part.names,
+                os.fsencode(f"{part.path}/" if part.path else ""),
                 temp,
-                files.first,
+                part.first,
                 -1 if target.gid is None else target.gid,
-                flags | what | (engine.MADE if target.made else 0),
-                files.written,
+                flags | what | self._sync_of(target).flags | (engine.MADE if target.made else 0),
+                part.written,
                 self.quiet_ns,
             )
             if not what & engine.PLACE:
-                files.written = written
-                waiting.append(files)
+                part.written = written
+                waiting.append(part)
                 return
-            result.proofs += proofs
-            result.bytes += size
-            result.copied += len(files.names) - len(others) - len(different)
+            with lock:
+                result.proofs += proofs
+                result.bytes += size
+                result.copied += len(part.names) - len(others) - len(different)
             for number in others:
-                name, number_name = files.names[number], f"{temp}{files.first + number}"
-                left.append(_Written(name, files.path, files.source, target, number_name, is_link=False))
+                name, temp_name = part.names[number], f"{temp}{part.first + number}"
+                left.append(_Written(name, part.path, source, target, temp_name, is_link=False))
             for number in different:
-                result.fail("destination", StagingError("mismatch"), _join(files.path, files.names[number]))
+                result.fail("destination", StagingError("mismatch"), _join(part.path, part.names[number]))
 
         if self.sync.how != _Sync.WHOLE:
-            self._spread(parts(), lambda files: act(files, engine.WRITE | engine.PLACE), _FIRST)
+            self._spread(parts(), lambda part: act(part, engine.WRITE | engine.PLACE), _FIRST)
             return left
-        self._spread(parts(), lambda files: act(files, engine.WRITE), _FIRST)
+        self._spread(parts(), lambda part: act(part, engine.WRITE), _FIRST)
+        if not waiting:
+            return left
         try:
             self.sync.whole()
         except OSError:  # whose data that was is not known: all are written again, and then it is reported
-            for files in waiting:
-                files.written = b""
-                for number in range(len(files.names)):
-                    with contextlib.suppress(OSError):
-                        os.unlink(f"{temp}{files.first + number}", dir_fd=files.target.fd)
-        self._spread(iter(waiting.copy()), lambda files: act(files, engine.PLACE), _FIRST)
+            for part in waiting:
+                part.written = b""
+                for number in range(len(part.names)):
+                    with contextlib.suppress(OSError, StagingError):
+                        os.unlink(f"{temp}{part.first + number}", dir_fd=self.target.open(part.path).fd)
+        self._spread(iter(waiting.copy()), lambda part: act(part, engine.PLACE), _FIRST)
         return left
 
+    @staticmethod
+    def _fail_part(part: _Part, failure: _FailedError, result: _Result) -> None:
+        for name in part.names:
+            result.fail(failure.side, failure.error, _join(part.path, name))
+        if not part.names:
+            result.fail(failure.side, failure.error, part.path or ".")
+            result.extra["uncounted"] = result.extra.get("uncounted", 0) + 1
+
+    def _opener(self, dirs: list[str]) -> Callable[[str], tuple[Dir, Dir] | _FailedError]:
+        """What opens both directories of one of `dirs`, the destination's made if need be, or says why not.
+
+        Whoever asks first does it.
+        """
+        opened: dict[str, tuple[Dir, Dir] | _FailedError] = {}
+        locks = {path: threading.Lock() for path in dirs}
+
+        def both(path: str) -> tuple[Dir, Dir] | _FailedError:
+            with locks[path]:
+                if path not in opened:
+                    opened[path] = self._open_both(path, new=True)
+            return opened[path]
+
+        return both
+
+    def _open_both(self, path: str, *, new: bool = False) -> tuple[Dir, Dir] | _FailedError:
+        side = "destination"
+        try:
+            target = self.target.open(path, new=new)
+            side = "source"
+            return self.source.open(path), target
+        except (OSError, StagingError) as error:
+            return _FailedError(side, error)
+
     def _open_all(self, dirs: list[str]) -> dict[str, tuple[Dir, Dir] | _FailedError]:
-        """Both directories of each of `dirs`, the destination's made if need be, or why not."""
+        """Both directories of each of `dirs`, or why not."""
         opened: dict[str, tuple[Dir, Dir] | _FailedError] = {}
 
         def act(path: str) -> None:
-            side = "destination"
-            try:
-                target = self.target.open(path)
-                side = "source"
-                opened[path] = self.source.open(path), target
-            except (OSError, StagingError) as error:
-                opened[path] = _FailedError(side, error)
+            opened[path] = self._open_both(path)
 
         self._spread(iter(dirs), act, 1)
         return opened
@@ -307,10 +373,15 @@ class Copier:
             return False
         return True
 
-    def _adapt(self, passed_s: float, wanted_s: float) -> None:
-        """As many threads as calls have to be in flight to keep one processor busy; one where calls do not wait."""
-        waiting = passed_s / max(wanted_s, 0.0005)
-        self.threads = 1 if waiting < 4 else min(_MAX_THREADS, int(waiting))
+    def _adapt(self, begun: float, used: tuple[float, float]) -> None:
+        """As many threads as calls have to be in flight to keep one processor busy; one where calls do not wait.
+
+        `begun` and `used` are from `time.monotonic` and `child.used_s`. How long a thread has to wait for a processor
+        on a busy machine says nothing about calls.
+        """
+        ran_s, wanted_s = (now - before for now, before in zip(child.used_s(), used, strict=True))
+        calls_s = (time.monotonic() - begun - wanted_s) / max(ran_s, 0.0005)
+        self.threads = 1 if calls_s < _WAITS else min(_MAX_THREADS, 1 + int(calls_s))
 
     def _each(
         self, act: Callable[[_Written], bool], items: list[_Written], result: _Result
@@ -331,47 +402,57 @@ class Copier:
 
     def _spread(self, tasks: Iterator[Any], act: Callable[[Any], None], weight: int) -> None:
         """Run `act` for every task, of `weight` entries or more each, by as many threads as are worth it."""
-        begun, wanted, count, known = time.monotonic(), child.wanted_s(), 0, False
+        begun, used, count, known = time.monotonic(), child.used_s(), 0, False
         while self.threads == 1 and (task := next(tasks, None)) is not None:
             act(task)
             count += weight
             if not known and (count >= _PROBE or time.monotonic() - begun > _PROBE_S):
                 known = True
-                self._adapt(time.monotonic() - begun, child.wanted_s() - wanted)
+                self._adapt(begun, used)
+                self.quick = self.threads == 1
         if self.threads > 1:
             self._by_threads(tasks, act)
 
     def _by_threads(self, tasks: Iterator[Any], act: Callable[[Any], None]) -> None:
         """Run `act` for every task. Raises what it raises."""
-        import threading
-
         lock = threading.Lock()
-        wanted: list[float] = []
+        wanted_s: list[float] = []
         errors: list[BaseException] = []
 
-        def work() -> None:
-            before = child.wanted_s()
+        def following() -> object:
+            with lock:
+                return next(tasks, None)
+
+        def work(task: object) -> None:
+            before_s = child.wanted_s()
             try:
-                while not errors:
-                    with lock:
-                        task = next(tasks, None)
-                    if task is None:
-                        break
+                while task is not None and not errors:
                     act(task)
+                    task = following()
             except BaseException as error:  # noqa: BLE001 (raised again below)
                 errors.append(error)
-            wanted.append(child.wanted_s() - before)
+            wanted_s.append(child.wanted_s() - before_s)
 
         begun = time.monotonic()
-        threads = [threading.Thread(target=work) for _ in range(self.threads)]
-        for thread in threads:
-            thread.start()
+        threads: list[threading.Thread] = []
+        while len(threads) < self.threads and (task := following()) is not None:
+            threads.append(threading.Thread(target=work, args=(task,)))
+            threads[-1].start()
         for thread in threads:
             thread.join()
         if errors:
             raise errors[0]
-        if sum(wanted) > _SATURATED * (time.monotonic() - begun):  # not calls are waited for, but a processor
-            self.threads = 1
+        # A quick batch says little by itself, so that several are counted together.
+        self._wanted_s += sum(wanted_s)
+        self._seen_s += time.monotonic() - begun
+        if self._seen_s < _PROBE_S:
+            return
+        share, self._wanted_s, self._seen_s = self._wanted_s / self._seen_s, 0.0, 0.0
+        # Too many, and they wait for one another, as one at a time may use the interpreter.
+        if share > _SATURATED:
+            self.threads //= 2
+        elif share < _SATURATED / 2:
+            self.threads = min(_MAX_THREADS, 2 * self.threads)
 
     def _unlink(self, item: _Written) -> None:
         with contextlib.suppress(OSError):
@@ -386,7 +467,7 @@ class Copier:
             return False
         for _ in range(_TRIES):
             if self._write_once(item, result):
-                return True
+                return not item.grown
             self._unlink(item)
         raise _FailedError("source", StagingError("changed"))
 
@@ -399,8 +480,14 @@ class Copier:
             item.info = info = os.fstat(source)
             if not stat.S_ISREG(info.st_mode):
                 raise StagingError("changed", "no longer a file")  # noqa: TRY301
+            if result.splits and info.st_size > 2 * PIECE:
+                item.grown = True
+                result.grown.append(self._big_one(item.path, item.name, info))
+                return True
+            item.quiet = self._is_quiet(
+                info
+            )  # it may wait, so what is stored meanwhile has to be written out after it
             self._settle(source)
-            item.quiet = not self.clock or is_quiet(info.st_mtime_ns, info.st_ctime_ns, self.quiet_ns)
             side = "destination"
             try:
                 target = os.open(item.temp, _MAKE, 0o600, dir_fd=item.target.fd)
@@ -428,7 +515,7 @@ class Copier:
             if not _same(info, os.fstat(source)):
                 return False
             side = "destination"
-            if self.sync.how == _Sync.EACH:
+            if self._sync_of(item.target).how == _Sync.EACH:
                 os.fsync(target)
         except data.SourceError as error:
             raise _FailedError("source", error.error) from None
@@ -446,6 +533,17 @@ class Copier:
             elif source >= 0:
                 os.close(source)
         return True
+
+    def _is_quiet(self, info: os.stat_result) -> bool:
+        """Whether the file can be proved; one that was written just before we began is waited for."""
+        if not self.clock:
+            return True
+        latest_ns = max(info.st_mtime_ns, info.st_ctime_ns)
+        self.quiet_ns = awaited_ns(latest_ns, self.quiet_ns, self._limit_ns, self.patient_until_s)
+        return is_quiet(info.st_mtime_ns, info.st_ctime_ns, self.quiet_ns)
+
+    def _limit_ns(self) -> int:
+        return limit_ns(self.clock, self.source.root.fd)
 
     def _settle(self, source: int) -> None:
         """Have later stores through a mapping change the file's times, as only those into clean pages do. Raises
@@ -475,15 +573,16 @@ class Copier:
             else:
                 _compare(item, os.stat(item.temp, dir_fd=directory, follow_symlinks=False))
             name = self.rename.get(item.name, item.name)
-            if not item.target.made:
-                self._keep_newer(directory, name, info, _join(item.path, name), result)
+            self._keep_newer(item.target, name, info.st_mtime_ns, _join(item.path, name), result)
             os.rename(item.temp, name, src_dir_fd=directory, dst_dir_fd=directory)
         except (OSError, StagingError) as error:
             raise _FailedError("destination", error) from None
         result.copied += 1
         result.bytes += info.st_size
-        if item.quiet:
-            path = _join(item.path, item.name)
+        path = _join(item.path, item.name)
+        if not item.quiet:
+            result.note("early", path)
+        else:
             mark = fingerprint(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
             result.proofs += proof(mark, item.digest if self.read_back else b"")
         return True
@@ -496,7 +595,7 @@ class Copier:
         except PermissionError:
             fd = _open_unreadable(item.target.fd, item.temp)
         try:
-            if self.sync.drop_cache:
+            if self._sync_of(item.target).drop_cache:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             there = os.fstat(fd)
             if info.st_size <= data.SMALL and not item.sparse:
@@ -509,24 +608,36 @@ class Copier:
             raise StagingError("mismatch")
         _compare(item, there)
 
-    def _keep_newer(
-        self, directory: int, name: str, info: os.stat_result, path: str, result: _Result
-    ) -> None:
-        """Keep a file at the destination that is newer than the one about to replace it, under another
-        name."""
+    def _keep_newer(self, directory: Dir, name: str, mtime_ns: int, path: str, result: _Result) -> None:
+        """Keep a file at the destination that is newer than what is about to replace it, under another name. Raises
+        OSError."""
+        if directory.made:
+            return
+        fd = directory.fd
         try:
-            there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            there = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
             return
-        if stat.S_ISREG(there.st_mode) and there.st_mtime_ns > info.st_mtime_ns:
-            kept = f"{name}.newer-{self.token}.{self.setup['run']}"
+        if not stat.S_ISREG(there.st_mode) or there.st_mtime_ns <= mtime_ns:
+            return
+        kept = first = f"{name}.newer-{self.token}.{self.setup['run']}"
+        number = 0
+        while True:
             try:
-                os.link(name, kept, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+                os.link(name, kept, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+                break
+            except FileExistsError:
+                info = os.stat(kept, dir_fd=fd, follow_symlinks=False)
+                if (info.st_dev, info.st_ino) == (there.st_dev, there.st_ino):
+                    break  # by a copier that died before it could replace the file
+                number += 1
+                kept = f"{first}.{number}"
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
-                os.rename(name, kept, src_dir_fd=directory, dst_dir_fd=directory)
-            result.note("newer", path)
+                os.rename(name, kept, src_dir_fd=fd, dst_dir_fd=fd)
+                break
+        result.note("newer", path)
 
     def _symlink(self, item: _Written, result: _Result) -> None:
         """Copy a symbolic link: its text, and its times. Raises _FailedError."""
@@ -554,6 +665,7 @@ class Copier:
                 )
             if os.readlink(item.temp, dir_fd=directory) != text:
                 raise StagingError("mismatch")  # noqa: TRY301
+            self._keep_newer(item.target, name, info.st_mtime_ns, _join(item.path, name), result)
             os.rename(item.temp, name, src_dir_fd=directory, dst_dir_fd=directory)
         except (OSError, StagingError) as error:
             raise _FailedError(side, error) from None
@@ -602,16 +714,17 @@ class Copier:
             self._settle(source)
             sparse = info.st_blocks * 512 < info.st_size
             side = "destination"
+            sync = self._sync_of(target_dir)
             target = self._shared_temp(temp, target_dir)
             if self.read_back:
                 digest: bytes | None = data.copy_range(source, target, start, end, sparse=sparse)
             else:
                 data.clone_range(source, target, start, end, sparse=sparse)
                 digest = b""
-            if self.sync.how != _Sync.NONE:
+            if sync.how != _Sync.NONE:
                 os.fdatasync(target)
             if self.read_back:
-                if self.sync.drop_cache:
+                if sync.drop_cache:
                     os.posix_fadvise(target, start, end - start, os.POSIX_FADV_DONTNEED)
                 if data.hash_range(target, start, end, sparse=sparse) != digest:
                     raise StagingError("mismatch")  # noqa: TRY301
@@ -649,12 +762,16 @@ class Copier:
         if not stat.S_ISREG(info.st_mode):
             result.fail("source", StagingError("changed"), _join(payload["dir"], entry[0]))
             return
-        fresh = [entry[0], info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+        result.extra["again"] = self._big_one(payload["dir"], entry[0], info)
+
+    def _big_one(self, path: str, name: str, info: os.stat_result) -> list[Any]:
+        """A file that is to be copied in pieces: their number, its size, and what `make` is to be given."""
         quiet = not self.clock or is_quiet(
             info.st_mtime_ns, info.st_ctime_ns, limit_ns(self.clock, self.source.root.fd)
         )
-        again = {**payload, "entry": fresh, "temp": "", "have": {}, "quiet": quiet}
-        result.extra["again"] = [max(1, -(-info.st_size // PIECE)), info.st_size, wire.dumps(again)]
+        entry = [name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+        payload = {"dir": path, "entry": entry, "temp": "", "have": {}, "quiet": quiet}
+        return [max(1, -(-info.st_size // PIECE)), info.st_size, wire.dumps(payload)]
 
     def place(self, payload: dict[str, Any], digests: list[str], result: _Result) -> None:
         """Give a big file, whose pieces are all proved, its metadata and its name."""
@@ -685,12 +802,11 @@ class Copier:
                     result.note(note, _join(path, entry[0]))
                 if not quiet:
                     os.utime(target, ns=(info.st_atime_ns, kept_ns))
-                if self.sync.how != _Sync.NONE:
+                if self._sync_of(directory).how != _Sync.NONE:
                     os.fsync(target)
                 if not same_time(kept_ns, os.fstat(target).st_mtime_ns):
                     raise StagingError("mismatch")
-                if not directory.made:
-                    self._keep_newer(directory.fd, name, info, _join(path, name), result)
+                self._keep_newer(directory, name, info.st_mtime_ns, _join(path, name), result)
                 os.rename(temp, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
         except (OSError, StagingError) as error:
             result.fail(side, error, _join(path, entry[0]))
@@ -701,6 +817,7 @@ class Copier:
                     os.close(fd)
         result.copied = 1
         if not quiet:
+            result.note("early", _join(path, entry[0]))
             return
         joined = xxhash.xxh3_128_digest(b"".join(bytes.fromhex(digest) for digest in digests))
         mark = fingerprint(_join(path, entry[0]), *entry[1:])
@@ -723,7 +840,7 @@ class Copier:
                 temp = f"{child.PREFIX}{self.token}.{tag}.{number}"
                 try:
                     first_dir, directory = self.target.open(first_path).fd, self.target.open(path)
-                    self._link(first_dir, entry, directory, name, temp, result)
+                    self._link(first_dir, entry, directory, path, name, temp, result)
                     # Whichever of its names comes first in the next run: the file is proved. Not while others
                     # write to it: what was copied under its first name may be older than this entry.
                     if not self.clock:
@@ -743,6 +860,7 @@ class Copier:
         first_dir: int,
         entry: list[Any],
         directory: Dir,
+        path: str,
         name: str,
         temp: str,
         result: _Result,
@@ -771,6 +889,7 @@ class Copier:
                 raise _LinkRefusedError from None
             raise
         try:
+            self._keep_newer(directory, name, mtime, _join(path, name), result)
             os.rename(temp, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
         except OSError:
             os.unlink(temp, dir_fd=directory.fd)
@@ -846,9 +965,8 @@ class Copier:
                 source, target = both
                 if (path or self.setup["root_made"]) and not self.setup["single"]:
                     self._finish_one(source.fd, target, path, result)
-                if self.sync.how == _Sync.EACH:
-                    with contextlib.suppress(OSError):  # a file system that cannot sync directories (EINVAL)
-                        os.fsync(target.fd)
+                if self._sync_of(target).how == _Sync.EACH:
+                    child.sync_directory(target.fd)
                 result.skipped += 1
             except (OSError, StagingError) as error:
                 result.fail("destination", error, path or ".")
@@ -948,8 +1066,8 @@ def _unlock_below(directory: int, name: str) -> None:
 
 
 def _answer(copier: Copier, fields: list[str]) -> str:
-    result = _Result()
     kind, tag = fields[0], fields[1]
+    result = _Result(splits=kind == "copy")
     if kind == "copy":
         copier.copy(tag, wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "make":
@@ -991,5 +1109,8 @@ def _serve(lines: Iterable[list[str]]) -> None:
         wire.send(sys.stdout.buffer, answer)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The program (see `spawn`)."""
+    os.umask(0)  # everything here is made with the mode that it is to have, or for its owner alone
+    sys.dont_write_bytecode = True  # but for this
     child.run(lambda: _serve(wire.lines(sys.stdin.buffer)))

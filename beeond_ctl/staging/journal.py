@@ -53,13 +53,18 @@ class Journal:
     """A journal open for appending. Not safe for threads: its owner has a lock."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, made if need be, and cut off what a crash left unfinished. Raises OSError."""
+        """Open `path`, made if need be. It has to be read to its end before anything is appended. Raises OSError."""
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self.length = 0
-        for _, _, end in _read(self.fd, None):
-            self.length = end
-        os.ftruncate(self.fd, self.length)
+        self.length = -1  # not known yet: nothing can be written there
+
+    def read(self) -> Iterator[tuple[str, str]]:
+        """The whole records. What a crash left unfinished behind them is cut off. Raises OSError."""
+        end = 0
+        for kind, text, end in _read(self.fd, None):  # noqa: B007 (the last one is wanted)
+            yield kind, text
+        os.ftruncate(self.fd, end)
+        self.length = end
 
     def append(self, *items: tuple[str, str]) -> None:
         """Write records. Raises OSError when there is no room for them."""
@@ -86,6 +91,5 @@ class Journal:
         os.fdatasync(self.fd)
 
     def close(self) -> None:
-        """Sync and close."""
-        self.sync()
+        """Close it; what was not synced is not."""
         os.close(self.fd)

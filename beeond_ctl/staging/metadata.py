@@ -32,6 +32,17 @@ def same_time(source_ns: int, kept_ns: int) -> bool:
     return source_ns == kept_ns or any(source_ns - source_ns % grain == kept_ns for grain in _GRAINS_NS)
 
 
+def is_copy(info: os.stat_result, there: os.stat_result, *, proved: bool) -> bool:
+    """Whether `there`, at the destination, looks like the copy of a file with the status `info`: by size and time, and
+    by its mode where that was not `proved`, so that `update` notices a change of mode."""
+    return (
+        stat.S_ISREG(there.st_mode)
+        and there.st_size == info.st_size
+        and same_time(info.st_mtime_ns, there.st_mtime_ns)
+        and (proved or there.st_mode == info.st_mode)
+    )
+
+
 def extended(fd: int) -> list[str]:
     """The names of the extended attributes of `fd` that are the user's to keep."""
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Marks = list[array[int]]
 
-WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE, LIVE = 1, 2, 4, 8, 16, 32, 64
+WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE, LIVE, NAMELESS = 1, 2, 4, 8, 16, 32, 64, 128
 """What `copy` is to do, and with what."""
 
 

@@ -18,7 +18,7 @@ from beeond_ctl.staging import child as program
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, StagingError, cause_of
 from beeond_ctl.staging.child import PREFIX
-from beeond_ctl.staging.metadata import same_time
+from beeond_ctl.staging.metadata import is_copy
 from beeond_ctl.staging.spawn import end, last_words, spawn
 from beeond_ctl.staging.transfer import Fold, Job, show
 from beeond_ctl.staging.tree import Tree
@@ -202,12 +202,7 @@ class _Look:
                 return stat.S_ISLNK(there.st_mode) and os.readlink(placed, dir_fd=target.fd) == text
         except OSError:
             return False
-        return (
-            stat.S_ISREG(there.st_mode)
-            and there.st_size == info.st_size
-            and same_time(info.st_mtime_ns, there.st_mtime_ns)
-            and (proved or there.st_mode == info.st_mode)
-        )
+        return is_copy(info, there, proved=proved)
 
     def _doomed(self, target: Dir, path: str, entry: os.DirEntry[str]) -> None:
         full = f"{path}/{entry.name}" if path else entry.name
@@ -276,5 +271,6 @@ def proofs_of(job: Job) -> Callable[[str, os.stat_result], bool]:
     return is_known
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The program (see `spawn`)."""
     program.run(_main)

@@ -8,6 +8,11 @@ and for servers whose clocks differ by less than a second.
 from __future__ import annotations
 
 import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 QUIET_NS = 2_000_000_000
 """A file that changed less than that before it is read may change again without its times telling."""
@@ -18,29 +23,29 @@ EARLY_NS = QUIET_NS
 MEMORY = {"tmpfs", "ramfs"}
 """There, stores through a mapping never change a file's times."""
 
+PATIENCE_S = 3.5
+"""From its beginning on, so long a process waits for files that were written just before: `QUIET_NS`, the grain of the
+times, and some room."""
+
 _NEVER = -1
 
 
 def filesystem(fd: int) -> str:
     """The type of the file system that `fd` is on, `''` when that cannot be told."""
     device = os.fstat(fd).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    with open("/proc/self/mountinfo", "rb") as mounts:
         for line in mounts:
-            fields = line.split()
+            fields = line.split(b" ")  # a path may have other blanks in it
             if fields[2] == wanted:
-                return fields[fields.index("-", 6) + 1]
+                return os.fsdecode(fields[fields.index(b"-", 6) + 1])
     return ""
 
 
-def limit_ns(directory: str, source: int) -> int:
-    """The latest change of files on the file system of `source` that can be proved when they are read from now on.
-
-    The time is that of a file made in `directory`, as clocks of this machine and of a file system's servers differ.
-    Nothing can be proved where there is no such clock.
+def clock_ns(directory: str, source: int) -> int | None:
+    """The time by the clock of the file system of `source`: that of a file made in `directory`, as clocks of this
+    machine and of a file system's servers differ. None where `directory` is on another one, or cannot be written.
     """
-    if filesystem(source) in MEMORY:
-        return _NEVER
     path = os.path.join(directory, f".clock.{os.urandom(8).hex()}")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -50,12 +55,36 @@ def limit_ns(directory: str, source: int) -> int:
             os.close(fd)
             os.unlink(path)
     except OSError:
-        return _NEVER
+        return None
     if info.st_dev != os.fstat(source).st_dev:
+        return None
+    return min(info.st_mtime_ns, info.st_ctime_ns)
+
+
+def limit_ns(directory: str, source: int) -> int:
+    """The latest change of files on the file system of `source` that can be proved when they are read from now on, by
+    its clock (`clock_ns`). Nothing can be proved where there is none.
+    """
+    if filesystem(source) in MEMORY:
         return _NEVER
-    return min(info.st_mtime_ns, info.st_ctime_ns) - QUIET_NS
+    now_ns = clock_ns(directory, source)
+    return _NEVER if now_ns is None else now_ns - QUIET_NS
 
 
 def is_quiet(mtime_ns: int, ctime_ns: int, until_ns: int) -> bool:
     """Whether a file with these times can be proved; `until_ns` is from `limit_ns`."""
     return max(mtime_ns, ctime_ns) <= until_ns
+
+
+def awaited_ns(latest_ns: int, until_ns: int, limit: Callable[[], int], patient_until_s: float) -> int:
+    """`until_ns`, or what `limit` says when a file that changed at `latest_ns` can be proved.
+
+    Nothing is waited for after `patient_until_s` (of `time.monotonic`), nor a file that is dated in the future.
+    """
+    while until_ns < latest_ns <= until_ns + 2 * QUIET_NS:
+        left_s = patient_until_s - time.monotonic()
+        if left_s <= 0:
+            break
+        time.sleep(min(left_s, (latest_ns - until_ns) / 1e9 + 0.01))
+        until_ns = limit()
+    return until_ns

@@ -12,6 +12,7 @@ Reads one line of JSON from standard input and writes lines of fields (see `wire
     links   ENTRIES 0     DIRS PAYLOAD    names of files that have another name in an earlier batch
     dirs    ENTRIES 0     DIRS -          directories to finish, in any order
     locked  ENTRIES 0     DIRS -          directories that let nobody pass when finished: children after parents
+    listed  DIRS    FILES JSON            how much was taken from the list of the source, or why nothing was
     special 1       0     JSON            neither file, directory nor link: named, not copied
     failed  CAUSE   SIDE  JSON            an entry that cannot be read
     dirty                                 temporary names of others, named in SETUP, may be at the destination
@@ -25,6 +26,8 @@ TEMPORARY_NAME is empty when there is no piece to go on from.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import sys
@@ -35,7 +38,7 @@ from array import array
 from beeond_ctl.staging import child, wire
 from beeond_ctl.staging.causes import StagingError, cause_of, text_of
 from beeond_ctl.staging.engine import engine, native
-from beeond_ctl.staging.metadata import same_time
+from beeond_ctl.staging.metadata import is_copy
 from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.proof import marks as marks_in
 from beeond_ctl.staging.tree import Dir, Tree
@@ -47,13 +50,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from beeond_ctl.staging.flushed import Flushed
+    from beeond_ctl.staging.listing import List, Listed
 
 PIECE = 64 << 20
 """Bytes of a big file that one copier does at a time."""
+MOST_PIECES = 1 << 22
+"""Of one file, 256 TiB: the coordinator remembers each."""
 
-_SOME, _MANY, _FEW = 16, 1024, 16
-"""Entries looked at in one go: until it is known whether calls wait; where they do not; by each thread where they
-do."""
+_SOME, _MANY, _TURN, _FEW = 16, 1024, 32, 16
+"""Entries looked at in one go: until it is known whether calls wait; where they do not; where they do, at least, of one
+directory; and by each thread then."""
 
 _KEEP = 32
 """Directories that a thread keeps open."""
@@ -65,17 +71,22 @@ all, so that it is no accident; and how many."""
 _WALKERS = min(4, len(os.sched_getaffinity(0))) if native else 1
 """Threads that walk where calls do not wait."""
 
-_BATCH_ENTRIES, _BATCH_BYTES, _BATCH_DIRS = 256, 8 << 20, 128
+_FIRST_ENTRIES, _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_NAMES, _BATCH_DIRS = 256, 1024, 8 << 20, 64 << 10, 128
+"""What fills a batch: entries, bytes of data and of names, directories. The first are small, that all copiers soon have
+one, and those of a small tree their share."""
+_FIRST = 64
 
 
 class _Batch:
     """Entries on their way out, grouped by directory."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, sent: int = 0) -> None:
         self.kind = kind
+        self.sent = sent
+        self.entries = _FIRST_ENTRIES if sent < _FIRST else _BATCH_ENTRIES
         self.dirs: list[str] = []
         self.groups: list[list[Any]] = []
-        self.count = self.bytes = 0
+        self.count = self.bytes = self.names = 0
 
     def group(self, path: str) -> list[Any]:
         """The group of the directory `path`: its index, and lists to fill."""
@@ -91,14 +102,38 @@ class _Batch:
         self.bytes += size
         self.send_full()
 
+    def add_files(self, path: str, names: list[str], sizes: list[int]) -> None:
+        """As `add` for each of them."""
+        at = 0
+        while at < len(names):
+            room = min(_FIRST_ENTRIES, self.entries - self.count)
+            size, count = sum(sizes[at : at + room]), room
+            if self.bytes + size >= _BATCH_BYTES:
+                size = count = 0
+                while self.bytes + size < _BATCH_BYTES:
+                    size += sizes[at + count]
+                    count += 1
+            part = names[at : at + count]
+            self.group(path)[1] += part
+            self.count += len(part)
+            self.bytes += size
+            self.names += sum(map(len, part))
+            at += len(part)
+            self.send_full()
+
     def send_full(self) -> None:
-        if self.count >= _BATCH_ENTRIES or self.bytes >= _BATCH_BYTES or len(self.dirs) >= _BATCH_DIRS:
+        if (
+            self.count >= self.entries
+            or self.bytes >= _BATCH_BYTES
+            or self.names >= _BATCH_NAMES
+            or len(self.dirs) >= _BATCH_DIRS
+        ):
             self.send()
 
     def send(self) -> None:
         if self.dirs:
             _say(self.kind, str(self.count), str(self.bytes), wire.dumps(self.dirs), wire.dumps(self.groups))
-        self.__init__(self.kind)  # type: ignore[misc]
+        self.__init__(self.kind, self.sent + 1)  # type: ignore[misc]
 
 
 class _Paths:
@@ -160,8 +195,9 @@ def _flushed(config: dict[str, Any]) -> Flushed:
         return Flushed(array("Q"), [])
     begun = time.monotonic()
     found = known(config["flushes"], config["header"])
-    if found.marks and is_remote(config["source"]):
-        # What was flushed, and then written on another node, must not look here as it did before.
+    resumed = config["journal"] and config["header"]["live"]
+    if (found.marks or resumed or "update" in config["flags"]) and is_remote(config["source"]):
+        # What was copied, and then written on another node, must not look here as it did before.
         time.sleep(max(0.0, STALE_S - (time.monotonic() - begun)))
     if not config["alone"]:
         found.tokens.clear()  # they may still run
@@ -200,6 +236,7 @@ class _Scan:
         self.proofs = proofs
         self.update = "update" in config["flags"]
         self.again = self.update or config["run"] > 1 or proofs is not None
+        self.alone = bool(config["alone"])
         self.only = str(config["only"])
         self.hidden = os.path.relpath(config["flushes"], config["source"]) if config["flushes"] else ""
         self.first_links: dict[int | tuple[int, int], bytes] = {}
@@ -218,6 +255,9 @@ class _Scan:
         self.threads: list[threading.Thread] = []
         self.pool: ThreadPoolExecutor | None = None
         self.error: BaseException | None = None
+        self.begun_s = time.monotonic()
+        self.list: List | None = None
+        self.listed_dirs = self.listed_files = 0
 
     def walk(self) -> None:
         """Everything below the source, by a few threads, or by many once calls turn out to wait."""
@@ -284,10 +324,14 @@ class _Scan:
             self.threads[-1].start()
 
     def _visit(self, trees: _Trees, path: str) -> None:
+        begun, wanted = (time.monotonic(), child.wanted_s()) if self.list is not None else (0.0, 0.0)
         try:
             source = trees.source.open(path)
-            mode = os.fstat(source.fd).st_mode
-            listing = engine.opendir(source.fd)
+            info = os.fstat(source.fd)
+            listed = self.list.current(path, info) if self.list is not None else None
+            if self.list is not None and self.pool is None:
+                self._waited(begun, wanted, 1)
+            listing = engine.opendir(source.fd) if listed is None else None
         except (OSError, StagingError) as error:
             with self.lock:
                 _fail(error, "source", path or ".")
@@ -297,11 +341,14 @@ class _Scan:
         with self.lock:
             if target is None:  # what is not there yet has to be made, if only as an empty directory
                 self.batch.group(path)
-            (self.dirs if mode & 0o700 == 0o700 else self.locked).add(path)
+            (self.dirs if info.st_mode & 0o700 == 0o700 else self.locked).add(path)
         last = False
         while not last:
             try:
-                names, below, last = engine.readdir(listing, _MANY if self.known_waits else _SOME)
+                if listing is not None:
+                    names, below, last = engine.readdir(listing, self._limit())
+                elif listed is not None:
+                    names, below, last = listed.others, listed.below, True
             except OSError as error:
                 with self.lock:
                     _fail(error, "source", path or ".")
@@ -312,13 +359,22 @@ class _Scan:
                 if below:
                     self.lock.notify_all()
                 for part in seen:
-                    self._take_in(path, prefix, part)
+                    self._take_in(path, prefix, part, walked=listed is None)
+                if listed is not None:
+                    self._take_in_listed(path, listed)
         with self.lock:
             self.batch.send_full()
             if self.kept >= _MANY:
                 self._say_kept()
         trees.source.trim(_KEEP)
         trees.target.trim(_KEEP)
+
+    def _limit(self) -> int:
+        """How many entries of a directory to read in one go. Where calls wait, enough for all threads, but not more:
+        the batches are to be of many directories, as in each only one name can be made at a time."""
+        if self.pool is not None:
+            return max(_TURN, _THREADS * _FEW // max(1, self.busy))
+        return _MANY if self.known_waits else _SOME
 
     def _look_at(self, source: Dir, target: Dir | None, prefix: str, names: bytes) -> list[_Seen]:
         """Look at `names`, with as many calls in flight as are worth it."""
@@ -330,16 +386,20 @@ class _Scan:
             return list(self.pool.map(lambda part: self._look(source, target, prefix, part), parts))
         begun, wanted = time.monotonic(), child.wanted_s()
         seen = self._look(source, target, prefix, names)
+        self._waited(begun, wanted, names.count(0))
+        return [seen]
+
+    def _waited(self, begun: float, wanted: float, count: int) -> None:
+        """Learn from `count` calls since `begun`, when this thread had `wanted` a processor for so long."""
         waited_s = time.monotonic() - begun - (child.wanted_s() - wanted)
         with self.lock:
             self.waited_s += waited_s
-            self.asked += names.count(0)
+            self.asked += count
             self.known_waits = self.known_waits or self.asked >= _SOME // 2
             if self.pool is None and self.waited_s > max(_CERTAIN_S, self.asked * _SLOW_S):
                 self._widen()
             if self.asked >= _MANY:
                 self.waited_s, self.asked = 0.0, 0
-        return [seen]
 
     def _look(self, source: Dir, target: Dir | None, prefix: str, names: bytes) -> _Seen:
         kept, files, sizes, others = engine.examine(
@@ -354,10 +414,10 @@ class _Scan:
         for name in others:
             try:
                 info = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
-            except FileNotFoundError:  # it went: as if we had come later
-                continue
             except OSError as error:
-                seen.rest.append((name, error, False))
+                # One that went: as if we had come later, if there is anybody who could have removed it.
+                if self.alone or not isinstance(error, FileNotFoundError):
+                    seen.rest.append((name, error, False))
             else:
                 there = target is not None and self.has(name, info, source, target, prefix)
                 seen.rest.append((name, info, there))
@@ -378,12 +438,7 @@ class _Scan:
             there = os.stat(kept, dir_fd=target.fd, follow_symlinks=False)
         except OSError:
             return False
-        return (
-            stat.S_ISREG(there.st_mode)
-            and there.st_size == info.st_size
-            and same_time(info.st_mtime_ns, there.st_mtime_ns)
-            and (proved or there.st_mode == info.st_mode)
-        )
+        return is_copy(info, there, proved=proved)
 
     def _proved(self, path: str, info: os.stat_result) -> bool:
         return self.proofs is not None and self.proofs.has(
@@ -397,16 +452,19 @@ class _Scan:
         self.pool = ThreadPoolExecutor(_THREADS)
         self._more_threads(_THREADS - len(self.threads))
 
-    def _take_in(self, path: str, prefix: str, seen: _Seen) -> None:
-        batch = self.batch
+    def _take_in_listed(self, path: str, listed: Listed) -> None:
+        self.listed_dirs += 1
+        self.listed_files += len(listed.files)
+        self.batch.add_files(path, listed.files, listed.sizes)
+
+    def _take_in(self, path: str, prefix: str, seen: _Seen, *, walked: bool = False) -> None:
         self.kept += seen.kept
-        for name, size in zip(seen.files, seen.sizes, strict=True):
-            batch.add(path, name, size)
+        self.batch.add_files(path, seen.files, seen.sizes)
         for name, info, there in seen.rest:
             if isinstance(info, OSError):
                 _fail(info, "source", prefix + name)
             else:
-                self.entry(path, prefix, name, info, there=there)
+                self.entry(path, prefix, name, info, there=there, walked=walked)
 
     def _say_kept(self) -> None:
         if self.kept:
@@ -421,8 +479,10 @@ class _Scan:
         self.dirs.send()
         self.locked.send()
 
-    def entry(self, path: str, prefix: str, name: str, info: os.stat_result, *, there: bool) -> None:
-        """Take in one entry that is no directory; `there`: the destination has it."""
+    def entry(
+        self, path: str, prefix: str, name: str, info: os.stat_result, *, there: bool, walked: bool = False
+    ) -> None:
+        """Take in one entry that is no directory; `there`: the destination has it; `walked`: the list has it not."""
         mode, size = info.st_mode, info.st_size
         if stat.S_ISDIR(mode):  # the file system does not tell kinds in its listings
             if prefix + name != self.hidden:
@@ -434,7 +494,7 @@ class _Scan:
             _say("special", "1", "0", wire.dumps(prefix + name))
             return
         if info.st_nlink > 1:
-            first = self._first_link(path, name, info)
+            first = self._first_link(path, name, info, walked=walked)
             if first != (path, name):
                 self.links.add(path, [name, [first[0], _entry(first[1], info)]], 0)
                 return
@@ -447,8 +507,9 @@ class _Scan:
         else:
             self.batch.add(path, name, size)
 
-    def _first_link(self, path: str, name: str, info: os.stat_result) -> tuple[str, str]:
+    def _first_link(self, path: str, name: str, info: os.stat_result, *, walked: bool) -> tuple[str, str]:
         """Directory and name that this file was seen under first. Kept small: there may be millions of these."""
+        path, name = (walked and self._listed_name(info)) or (path, name)
         if not self.link_dirs or self.link_dirs[-1] != path:
             self.link_dirs.append(path)
         if self.device is None:
@@ -458,10 +519,30 @@ class _Scan:
         number, _, first = self.first_links.setdefault(key, itself).partition(b"/")
         return self.link_dirs[int(number, 16)], os.fsdecode(first)
 
+    def _listed_name(self, info: os.stat_result) -> tuple[str, str] | None:
+        """Directory and name of a file that was listed when it had one name, and is handed out under that."""
+        found = self.list.named(info.st_ino) if self.list is not None else None
+        if self.list is None or found is None:
+            return None
+        tree = Tree(self.source, make=False)
+        try:
+            above = tree.open(found[0])
+            there = os.stat(found[1], dir_fd=above.fd, follow_symlinks=False)
+            if (there.st_dev, there.st_ino) != (info.st_dev, info.st_ino):
+                return None
+            return found if self.list.current(found[0], os.fstat(above.fd)) is not None else None
+        except (OSError, StagingError):
+            return None
+        finally:
+            tree.close()
+
     def big(self, path: str, prefix: str, entry: list[Any]) -> None:
         """Hand out a big file piece by piece, but for the pieces that an earlier run proved."""
         name, size, mtime, ctime, inode = entry
         count = -(-size // PIECE)
+        if count > MOST_PIECES:
+            _fail(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "source", os.path.join(path, name))
+            return
         mark = fingerprint(prefix + name, size, mtime, ctime, inode)
         temp = ""
         have: dict[int, str] = {}
@@ -481,11 +562,15 @@ class _Scan:
         """Whether a big file with these times can be proved."""
         if not self.clock:
             return True
-        from beeond_ctl.staging.quiet import is_quiet, limit_ns
+        from beeond_ctl.staging.quiet import PATIENCE_S, awaited_ns, is_quiet, limit_ns
 
         source = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return is_quiet(mtime_ns, ctime_ns, limit_ns(self.clock, source))
+            until_ns, latest_ns = limit_ns(self.clock, source), max(mtime_ns, ctime_ns)
+            until_ns = awaited_ns(
+                latest_ns, until_ns, lambda: limit_ns(self.clock, source), self.begun_s + PATIENCE_S
+            )
+            return is_quiet(mtime_ns, ctime_ns, until_ns)
         finally:
             os.close(source)
 
@@ -500,9 +585,23 @@ class _Scan:
         return stat.S_ISREG(info.st_mode) and info.st_size == size
 
 
-def _within(source: str, destination: str) -> bool:
-    """Whether `destination`, which may not be there yet, is `source` or lies below it."""
-    root, path = os.stat(source), os.path.realpath(destination)
+def _use_list(scan: _Scan, path: str) -> str:
+    """Have `scan` use the list `path`, which is for a walk that compares nothing; why not, if it cannot be used."""
+    from beeond_ctl.staging.listing import ListError, take
+
+    try:
+        found = take(path, scan.source)
+    except (OSError, ListError) as error:
+        return str(error)
+    if scan.again:
+        return "the destination is compared"
+    scan.list = found
+    return ""
+
+
+def _within(above: str, destination: str) -> bool:
+    """Whether `destination`, which may not be there yet, is the directory `above` or lies below it. Raises OSError."""
+    root, path = os.stat(above), os.path.realpath(destination)
     while True:
         try:
             info = os.stat(path)
@@ -513,6 +612,15 @@ def _within(source: str, destination: str) -> bool:
         if path == "/":
             return False
         path = os.path.dirname(path)
+
+
+def _refused(config: dict[str, Any], destination: str) -> bool:
+    """Whether a copy in the directory `destination` would go with the source, which is then told. Raises OSError."""
+    if not (config["outside"] and _within(config["outside"], destination)):
+        return False
+    text = f"lies in {config['outside']}, which goes when the job has ended"
+    _say("refused", wire.dumps(["destination", "other", text]))
+    return True
 
 
 def _make(destination: str) -> bool:
@@ -562,14 +670,19 @@ def _main() -> None:
         if stat.S_ISREG(info.st_mode):
             into = destination.endswith("/") or os.path.isdir(destination)
             name = os.path.basename(source.rstrip("/")) if into else os.path.basename(destination)
-            made = _make(destination if into else os.path.dirname(destination))
+            destination = destination if into else os.path.dirname(destination)
+            if _refused(config, destination):
+                return
+            made = _make(destination)
             side = "source"
             real = os.path.realpath(source)
-            source, destination = os.path.dirname(real), destination if into else os.path.dirname(destination)
+            source = os.path.dirname(real)
             single = [os.path.basename(real), name]
         elif stat.S_ISDIR(info.st_mode):
             if _within(source, destination):
                 _say("refused", wire.dumps(["destination", "other", "lies within the source"]))
+                return
+            if _refused(config, destination):
                 return
             made = _make(destination)
         else:
@@ -597,9 +710,13 @@ def _main() -> None:
         "tokens": flushed.tokens,
         "clock": scan.clock,
     }
+    if scan.clock:
+        with contextlib.suppress(OSError):  # it is there; or there will be no clock, and nothing is proved
+            os.mkdir(scan.clock, 0o700)
     _say("ready", wire.dumps(setup))
     if flushed.tokens:
         _say("dirty")
+    unlisted = _use_list(scan, config["list"]) if config["list"] else ""
     scan.source, scan.destination = source, destination
     if single is None:
         scan.walk()
@@ -617,8 +734,11 @@ def _main() -> None:
             _fail(error, "source", single[0])
         scan.dirs.add("")  # to be synced
         scan.finish()
+    if config["list"]:
+        _say("listed", str(scan.listed_dirs), str(scan.listed_files), wire.dumps(unlisted))
     _say("end")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The program (see `spawn`)."""
     child.run(_main)

@@ -33,5 +33,6 @@ def _main() -> None:
     sys.stdout.write(append(path, text))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The program (see `spawn`)."""
     child.run(_main)

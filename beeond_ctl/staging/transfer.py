@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from beeond_ctl.errors import visible
 from beeond_ctl.staging.causes import CAUSES
 
 EXAMPLES = 5
@@ -30,7 +31,9 @@ class Job:
     `destination`. `flushes` is a directory with journals of such partial transfers (see `flushed`): what they prove
     counts for this one. It lies in the source, but does not belong to it. `alone`: none of them runs any more, so that
     what a killed one left at the destination may be removed. `live`: others may write to the source meanwhile and
-    afterwards, so that only files that they have left alone are proved (see `quiet`); needs `flushes`.
+    afterwards, so that only files that they have left alone are proved (see `quiet`); needs `flushes`. `listed` is a
+    list of what is in the source, if there is one (see `listing`), which is used up. `outside` is a directory that the
+    copy must not lie in, whatever links lead there: that of an instance, which goes with the source.
     """
 
     source: bytes
@@ -41,6 +44,8 @@ class Job:
     flushes: bytes = b""
     alone: bool = False
     live: bool = False
+    listed: bytes = b""
+    outside: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ _NOTES = {
     "links": "copied as files of their own, as the destination makes no hard link to them",
     "newer": "newer at the destination, replaced; the newer ones were kept as NAME.newer-TOKEN.RUN",
     "foreign": "directories of another user, whose mode and times were left alone",
+    "early": "may still be written to; copied, and dated 2 s earlier, so that nothing takes them for the same",
     "journal": "the journal could not be written, so that this transfer cannot be resumed",
 }
 
@@ -169,4 +175,4 @@ def show(name: str) -> str:
 
 def show_path(path: bytes) -> str:
     """A path, printable."""
-    return path.decode(errors="backslashreplace")
+    return visible(path.decode(errors="backslashreplace"))

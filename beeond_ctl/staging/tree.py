@@ -21,13 +21,15 @@ _DEFAULT_ACL = "system.posix_acl_default"
 class Dir:
     """An open directory; for a destination also what a new file in it starts with."""
 
-    __slots__ = ("default_acl", "fd", "gid", "made")
+    __slots__ = ("default_acl", "device", "fd", "gid", "made")
 
     def __init__(self, fd: int, *, made: bool = False) -> None:
         """`made`: it was not there before."""
         self.fd = fd
         self.made = made
         self.default_acl = False
+        self.device = 0
+        """Of the file system that a destination's directory is on."""
         self.gid: int | None = None
 
 
@@ -52,8 +54,11 @@ class Tree:
         """The root."""
         return self._dirs[""]
 
-    def open(self, path: str) -> Dir:
-        """The directory `path`. Raises OSError, StagingError when something else is in its place."""
+    def open(self, path: str, *, new: bool = False) -> Dir:
+        """The directory `path`; `new`: most likely nobody has made it yet, unless it was there before this transfer.
+
+        Raises OSError, StagingError when something else is in its place.
+        """
         found = self._dirs.get(path)
         if found is not None:
             return found
@@ -65,7 +70,7 @@ class Tree:
         while rest:
             name = rest.pop()
             try:
-                following = self._enter(current.fd, name)
+                following = self._enter(current, name, new=new)
             finally:
                 if passing:
                     os.close(current.fd)
@@ -79,8 +84,12 @@ class Tree:
             current = following
         return current
 
-    def _enter(self, parent: int, name: str) -> Dir:
-        made, tries = self.fresh, 0
+    def _enter(self, above: Dir, name: str, *, new: bool) -> Dir:
+        parent, made, tries = above.fd, self.fresh, 0
+        if new and self.make and above.made:  # to look first would only cost a call
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=parent)
+                made = True
         while True:
             try:
                 found = Dir(os.open(name, _OPEN, dir_fd=parent), made=made)
@@ -111,6 +120,7 @@ class Tree:
 
     def _prepare(self, found: Dir) -> None:
         info = os.fstat(found.fd)
+        found.device = info.st_dev
         if not found.made and info.st_uid == _EUID and info.st_mode & 0o700 != 0o700:
             os.fchmod(found.fd, stat.S_IMODE(info.st_mode) | 0o700)
         try:

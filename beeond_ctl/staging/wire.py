@@ -6,15 +6,18 @@ pass. What a child says is untrusted: a line has a limit, and whoever reads one 
 
 from __future__ import annotations
 
-import json
+try:  # what `json` is made of: all of it, with `re` and `enum`, is a third of what a child needs to start
+    import _json
+except ImportError:  # not CPython
+    _json = None  # type: ignore[assignment]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import IO, Any
 
 MAX_LINE = 16 << 20
-"""Bytes that a line may have. A batch has at most 256 names of 255 bytes below directories of any depth."""
+"""Bytes that a line may have. A batch has at most 1024 names, or 128 KiB of them, below directories of any depth."""
 
 MAX_FAILURES = 4096
 """Failures that one result may name: more than entries in a batch."""
@@ -24,15 +27,63 @@ class ProtocolError(Exception):
     """The other side said something that this one does not understand."""
 
 
+class _Strict:
+    """What `json.loads` has by default."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float = parse_constant = float
+    parse_int = int
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} is not for the wire")
+
+
+def _ways() -> tuple[Callable[[object], str], Callable[[str], Any]]:
+    """How to write and how to read JSON. What the short way does not read, `json` reads or finds wrong."""
+
+    def read_otherwise(text: str) -> Any:  # noqa: ANN401
+        import json
+
+        return json.loads(text)
+
+    def write_otherwise(value: object) -> str:
+        import json
+
+        return json.dumps(value, separators=(",", ":"))
+
+    try:
+        encode = _json.make_encoder(
+            None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True
+        )
+        scan = _json.make_scanner(_Strict)  # type: ignore[arg-type]
+    except (AttributeError, TypeError):  # another version's, or none
+        return write_otherwise, read_otherwise
+
+    def read(text: str) -> Any:  # noqa: ANN401
+        text = text.removesuffix("\n")
+        try:
+            value, end = scan(text, 0)
+        except (ValueError, StopIteration, SystemError):
+            return read_otherwise(text)
+        return value if end == len(text) else read_otherwise(text)
+
+    return lambda value: "".join(encode(value, 0)), read
+
+
+_write, _read = _ways()
+
+
 def dumps(value: object) -> str:
     """`value` as JSON in one line of ASCII."""
-    return json.dumps(value, separators=(",", ":"))
+    return _write(value)
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 (whatever it is: the caller checks)
     """The value in `text`. Raises ProtocolError."""
     try:
-        return json.loads(text)
+        return _read(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {type(error).__name__}") from None
 

@@ -8,24 +8,25 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
 
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.spawn import end, last_words, spawn
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from typing import Any
 
     from beeond_ctl.staging.transfer import Identity
+
+    Work = dict[str, Any]
+    Result = dict[str, Any]
 
 KINDS = frozenset({"copy", "make", "piece", "place", "drop", "link", "delete", "clean", "finish"})
 """What a copier can be asked to do."""
 
 _GRACE_S = 10.0
-
-Work = dict[str, Any]
-Result = dict[str, Any]
 
 
 def default_processes() -> int:
@@ -48,7 +49,7 @@ class Copier:
         result: Result = {"id": work["id"], "attempt": work["attempt"]}
         self.since_s = time.monotonic()
         try:
-            return {**result, **self._ask(work)}
+            return {**self._ask(work), **result}
         except (OSError, wire.ProtocolError) as error:
             words = last_words(self._child) if self._child else ""
             self.close()
@@ -106,7 +107,7 @@ def serve(
     """Take work, do it and report it, with `processes` copiers at once, until there is no more to do.
 
     `take` and `report` are called by several threads at once. `stop`, once set, kills the copiers; what they
-    left is removed when the transfer is resumed. A copier that is busy with one work (64 MiB or 256
+    left is removed when the transfer is resumed. A copier that is busy with one work (64 MiB or 1024
     entries at most) for `work_timeout_s` is killed. Raises what `take` or `report` raised, TimeoutError when a
     copier cannot even be killed because a file system does not answer.
     """

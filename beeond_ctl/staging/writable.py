@@ -64,7 +64,3 @@ def main() -> None:
     """Answer the question on standard input: paths, separated by NUL; the answers likewise."""
     paths = sys.stdin.buffer.read().split(b"\0")
     sys.stdout.buffer.write("\0".join(map(why_not, paths)).encode(errors="backslashreplace"))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,12 +2,15 @@
  *
  * Counting starts when the process gives up its privileges (prctl), so that the start of the interpreter is left
  * alone. ERRNO 0 kills, -1 freezes, -2 lets a write succeed with a wrong byte in it. With FAULT_STICKY the call fails
- * from then on. With FAULT_NO_KINDS listings do not tell what is a directory, as on some file systems.
+ * from then on. With FAULT_NO_KINDS listings do not tell what is a directory, as on some file systems; with
+ * FAULT_NO_NAMELESS there are no files without a name; with FAULT_NO_EMPTY_PATH such a file gets one only by its path in
+ * /proc, as before Linux 6.10.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -85,6 +88,10 @@ int prctl(int option, ...)
 		va_end(list);                                                                                          \
 		if (!real)                                                                                             \
 			*(void **)&real = dlsym(RTLD_NEXT, #name);                                                     \
+		if ((flags & O_TMPFILE) == O_TMPFILE && getenv("FAULT_NO_NAMELESS")) {                                 \
+			errno = EOPNOTSUPP;                                                                            \
+			return -1;                                                                                     \
+		}                                                                                                      \
 		if (due(label) == 1)                                                                                     \
 			return -1;                                                                                     \
 		return real(__VA_ARGS__);                                                                              \
@@ -118,9 +125,24 @@ WRAP(ssize_t, copy_file_range, "write", (int a, off64_t *x, int b, off64_t *y, s
 WRAP(int, fsync, "sync", (int fd), fd)
 WRAP(int, fdatasync, "sync", (int fd), fd)
 WRAP(int, syncfs, "sync", (int fd), fd)
+WRAP(int, sync_file_range, "sync", (int fd, off64_t at, off64_t size, unsigned f), fd, at, size, f)
 WRAP(int, renameat, "rename", (int a, const char *x, int b, const char *y), a, x, b, y)
 WRAP(int, mkdirat, "mkdir", (int fd, const char *path, mode_t mode), fd, path, mode)
-WRAP(int, linkat, "link", (int a, const char *x, int b, const char *y, int f), a, x, b, y, f)
+
+int linkat(int a, const char *x, int b, const char *y, int f)
+{
+	static int (*real)(int, const char *, int, const char *, int);
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "linkat");
+	if (due("link") == 1)
+		return -1;
+	if (f & AT_EMPTY_PATH && getenv("FAULT_NO_EMPTY_PATH")) {
+		errno = ENOENT;
+		return -1;
+	}
+	return real(a, x, b, y, f);
+}
+
 WRAP(int, symlinkat, "symlink", (const char *text, int fd, const char *path), text, fd, path)
 WRAP(ssize_t, readlinkat, "readlink", (int fd, const char *path, char *data, size_t size), fd, path, data, size)
 WRAP(int, unlinkat, "unlink", (int fd, const char *path, int flags), fd, path, flags)

@@ -36,6 +36,14 @@ CALLS = (
     *("open", "read", "write", "sync", "rename", "mkdir", "link", "symlink", "readlink", "unlink"),
     *("chmod", "chown", "utime", "stat", "xattr", "truncate", "seek", "close"),
 )
+# By Python alone; by the compiled part, with files that have no name until they are proved, where Linux is older, and
+# where there is no such thing.
+WAYS = (
+    {"BEEOND_CTL_NATIVE": "0"},
+    {"BEEOND_CTL_NATIVE": "1"},
+    {"BEEOND_CTL_NATIVE": "1", "FAULT_NO_EMPTY_PATH": "1"},
+    {"BEEOND_CTL_NATIVE": "1", "FAULT_NO_NAMELESS": "1"},
+)
 ERRNOS = (0, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ESTALE)
 
 
@@ -99,7 +107,7 @@ def test_one_failing_call_is_reported_and_the_next_run_completes(
     faults = {
         "LD_PRELOAD": str(injector),
         "FAULT": f"{call}:{number}:{code}",
-        "BEEOND_CTL_NATIVE": f"{seed % 3}",
+        **WAYS[seed % len(WAYS)],
     }
     if rng.random() < 0.3:
         faults["FAULT_STICKY"] = "1"
@@ -119,14 +127,14 @@ def test_one_failing_call_is_reported_and_the_next_run_completes(
     assert_same(area)
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_byte_that_is_written_wrongly_is_found_by_reading_back(
-    native: str, area: Path, injector: Path
+    way: dict[str, str], area: Path, injector: Path
 ) -> None:
     (area / "source").mkdir()
     for number in range(20):
         (area / "source" / f"file{number}").write_bytes(os.urandom(4000))
-    with children_with(LD_PRELOAD=str(injector), FAULT="write:5:-2", BEEOND_CTL_NATIVE=native):
+    with children_with(LD_PRELOAD=str(injector), FAULT="write:5:-2", **way):
         summary = stage(area)
     assert {cause for cause, _ in summary.failures} == {"mismatch"}
     assert 1 <= summary.failed <= 2  # each of the copiers has a fifth write
@@ -134,6 +142,18 @@ def test_a_byte_that_is_written_wrongly_is_found_by_reading_back(
     assert_nothing_half_done(area, {})
     assert trees.leftovers(os.fsencode(area / "target")) == []
     assert stage(area).copied == summary.failed
+    assert_same(area)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINVAL])
+def test_a_directory_above_the_destination_that_could_not_be_synced_proves_nothing(
+    code: int, area: Path, injector: Path
+) -> None:
+    trees.build(os.fsencode(area / "source"), 1, entries=5)
+    with children_with(LD_PRELOAD=str(injector), FAULT=f"sync:1:{code}"):
+        summary = stage(area)
+    assert summary.proved == (code == errno.EINVAL), summary.problems()  # that there is no such thing here
+    assert stage(area).proved
     assert_same(area)
 
 
@@ -185,15 +205,30 @@ def test_what_flushes_keep_is_left_out_where_listings_tell_no_kinds(
     assert set(trees.files_in(os.fsencode(area / "target"))) == {b"dir/.beeond-flush/file"}
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(("way", "proved"), [*zip(WAYS, (False, True, True, False), strict=True)])
+def test_an_ordinary_file_gets_its_name_without_being_renamed_where_that_can_be(
+    way: dict[str, str], proved: bool, area: Path, injector: Path
+) -> None:
+    (area / "source").mkdir()
+    for number in range(20):
+        (area / "source" / f"file{number}").write_text("x")
+    fault = f"rename:1:{errno.EIO}"
+    with children_with(LD_PRELOAD=str(injector), FAULT=fault, FAULT_STICKY="1", **way):
+        assert stage(area).proved == proved
+    assert trees.leftovers(os.fsencode(area / "target")) == []
+    assert stage(area).proved
+    assert_same(area)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
-    native: str, area: Path, injector: Path
+    way: dict[str, str], area: Path, injector: Path
 ) -> None:
     trees.build(os.fsencode(area / "source"), 1)
     (area / "journal").mkdir()
     job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"))
     transfer = Coordinator(job, None, area / "journal", ["n1"])
-    with children_with(LD_PRELOAD=str(injector), FAULT="rename:3:-1", BEEOND_CTL_NATIVE=native):
+    with children_with(LD_PRELOAD=str(injector), FAULT="write:9:-1", **way):
         serve(
             lambda: transfer.take("n1"),
             lambda result: transfer.report("n1", result),
@@ -219,18 +254,21 @@ from beeond_ctl.staging.transfer import Job
 from beeond_ctl.staging import spawn
 print("go", flush=True)
 area = Path(sys.argv[1])
-spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": sys.argv[2]}
+spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, **dict(each.split("=", 1) for each in sys.argv[2:])}
 copy_local(Job(bytes(area / "source"), bytes(area / "target")), journal_dir=area / "journal", workers=2)
 """
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_killed_at_any_moment_the_transfer_resumes_where_it_was(seed: int, area: Path) -> None:
+def test_killed_at_any_moment_the_transfer_resumes_where_it_was(
+    seed: int, area: Path, injector: Path
+) -> None:
     rng = random.Random(seed)
     trees.build(os.fsencode(area / "source"), seed, entries=300)
     (area / "journal").mkdir()
+    way = {**WAYS[seed % len(WAYS)], "LD_PRELOAD": str(injector)}
     program = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(area), f"{seed % 3}"],
+        [sys.executable, "-c", _PROGRAM, str(area), *(f"{key}={value}" for key, value in way.items())],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
     )

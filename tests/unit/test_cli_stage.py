@@ -20,6 +20,7 @@ import pytest
 from beeond_ctl.cli import progress
 from beeond_ctl.staging.transfer import Progress
 from tests.faults import trees
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,13 @@ def area() -> Iterator[Path]:
     area = make_area()
     yield area
     subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
-    shutil.rmtree(area)
+    wait_for(lambda: is_gone(area), 20)
+
+
+def is_gone(area: Path) -> bool:
+    """Remove it; a copier that was just killed may have ended a call of its last."""
+    shutil.rmtree(area, ignore_errors=True)
+    return not area.exists()
 
 
 @pytest.fixture(scope="module")

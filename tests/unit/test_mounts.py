@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl import mounts
+from beeond_ctl.aside import tried
 from beeond_ctl.errors import NodeError
+from tests.testbed import host
 from tests.unit.root_directory import needs_root, root_directory
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def mounted(base: Path) -> str:
 
 
 def test_a_mount_is_found_whatever_its_name(base: Path) -> None:
-    point = base / "a b\\\t\n\udcff"
+    point = base / "a b\\\t\n\r\f\x85\udcff"
     point.mkdir()
     mounts.mount("-t", "tmpfs", "tmpfs", os.fsencode(point).decode(errors="surrogateescape"))
     found = mounts.mount_at(str(point))
@@ -51,9 +53,7 @@ def test_a_mount_is_found_whatever_its_name(base: Path) -> None:
 
 
 def test_a_bind_mount_has_no_devices_and_no_set_user_id(mounted: str) -> None:
-    options = next(
-        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {mounted} " in line
-    )
+    options = next(line for line in host.mount_table() if f" {mounted} " in line)
     assert {"nosuid", "nodev"} <= set(options.split()[5].split(","))
 
 
@@ -120,6 +120,18 @@ def test_who_holds_a_mount_is_named_and_ended_and_nobody_else(base: Path, mounte
             child.wait()
 
 
+def test_a_strangers_file_of_any_name_hides_no_holder(base: Path, mounted: str) -> None:
+    odd = base / "\r \f\x85"
+    odd.mkdir()
+    stranger, holder = hold(str(odd), "mapping"), hold(mounted, "mapping")
+    try:
+        assert [f"(pid {holder.pid}, root)" in name for name in mounts.holders(mounted)] == [True]
+    finally:
+        for child in (stranger, holder):
+            child.kill()
+            child.wait()
+
+
 def test_a_holder_that_ignores_sigterm_is_killed(mounted: str) -> None:
     child = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo 1; while :; do read x; done"], cwd=mounted, stdin=subprocess.PIPE,
@@ -154,6 +166,37 @@ def test_what_a_user_mounted_inside_goes_with_it(mounted: str) -> None:
     mounts.bind(mounted, mounted)  # one on top of the other
     mounts.unmount(mounted, deadline_s=10)
     assert mounts.below(mounted) == []
+
+
+def test_what_a_user_mounted_on_it_is_taken_away_alone(mounted: str) -> None:
+    os.mkdir(f"{mounted}/sub")
+    for point in (f"{mounted}/sub", mounted):
+        mounts.mount("-t", "tmpfs", "theirs", point)
+    assert mounts.uncover(mounted, deadline_s=10) == [f"theirs on {mounted}", f"theirs on {mounted}/sub"]
+    assert [mount.point for mount in mounts.below(mounted)] == [mounted]
+    assert os.path.isdir(f"{mounted}/sub")
+    assert mounts.uncover(mounted, deadline_s=10) == []
+
+
+def test_no_link_that_a_user_puts_in_the_way_is_followed(base: Path, mounted: str) -> None:
+    (base / "foreign/sub").mkdir(parents=True)
+    os.makedirs(f"{mounted}/x/sub")
+    for point in (f"{base}/foreign/sub", f"{mounted}/x/sub"):
+        mounts.mount("-t", "tmpfs", "theirs", point)
+    found = mounts.below(mounted)[-1]
+    os.rename(f"{mounted}/x", f"{mounted}/y")
+    os.symlink(base / "foreign", f"{mounted}/x")
+    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):  # as it was named a moment ago
+        tried_in_child(found.point)
+    assert mounts.mount_at(f"{base}/foreign/sub") is not None
+    mounts.unmount(mounted, deadline_s=10)  # finds it where it is now
+    assert mounts.below(mounted) == []
+    assert mounts.mount_at(f"{base}/foreign/sub") is not None
+
+
+def tried_in_child(point: str) -> None:
+    if wrong := tried(lambda: mounts._umount(point, 0), within_s=10):
+        raise OSError(wrong)
 
 
 def test_a_mount_that_cannot_be_undone_is_detached_and_told(mounted: str) -> None:

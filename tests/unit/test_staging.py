@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import spawn
-from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging import coordinator as coordinator_module
+from beeond_ctl.staging import spawn, wire
+from beeond_ctl.staging.coordinator import Coordinator, _Work
+from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.scan import PIECE
+from beeond_ctl.staging.scan import MOST_PIECES, PIECE
 from beeond_ctl.staging.transfer import Identity, Job, Summary
 from beeond_ctl.staging.worker import Copier, serve
 from tests.faults import trees
@@ -54,12 +58,19 @@ def area() -> Iterator[Path]:
 
 
 def stage(
-    source: Path | bytes, target: Path | bytes, *flags: str, area: Path, user: Identity | None = None
+    source: Path | bytes,
+    target: Path | bytes,
+    *flags: str,
+    area: Path,
+    user: Identity | None = None,
+    workers: int = 2,
 ) -> Summary:
     journal = area / "journal"
     journal.mkdir(mode=0o700, exist_ok=True)
     job = Job(os.fsencode(source), os.fsencode(target), flags)
-    return copy_local(job, user, journal_dir=journal, workers=2, stall_timeout_s=60, progress_every_s=0.02)
+    return copy_local(
+        job, user, journal_dir=journal, workers=workers, stall_timeout_s=60, progress_every_s=0.02
+    )
 
 
 def give(path: Path, user: Identity) -> None:
@@ -72,8 +83,8 @@ def differences(source: Path, target: Path) -> str:
 
 
 def only_cause(summary: Summary) -> str:
-    ((cause, _),) = summary.failures
-    return cause
+    assert len(summary.failures) == 1, summary.failures
+    return next(iter(summary.failures))[0]
 
 
 @by_both
@@ -208,6 +219,42 @@ def test_a_directory_is_not_copied_into_itself(area: Path) -> None:
     assert list((area / "source").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "place", ["scratch", "scratch/saved", "scratch/not/there", "dangling/saved", "alias/saved"]
+)
+@pytest.mark.parametrize("single", [False, True])
+def test_a_copy_that_would_go_with_its_source_is_refused(area: Path, place: str, single: bool) -> None:
+    instance = area / "instance"
+    (instance / "out").mkdir(parents=True)
+    (instance / "out" / "file").write_text("the only one")
+    (area / "scratch").symlink_to(instance)
+    (area / "dangling").symlink_to(instance / "later")
+    (area / "alias").symlink_to("scratch")
+    before = trees.snapshot(bytes(instance))
+    source = instance / "out" / "file" if single else instance / "out"
+    (area / "journal").mkdir()
+    # a file by this name could take the place of a link, and harm nothing; in it, as here, it would go
+    target = bytes(area / place) + b"/" * single
+    job = Job(bytes(source), target, outside=bytes(instance))
+    summary = copy_local(job, journal_dir=area / "journal", workers=1)
+    assert not summary.proved
+    assert "which goes when the job has ended" in summary.refused
+    assert trees.snapshot(bytes(instance)) == before
+
+
+def test_a_file_takes_the_place_of_a_link_that_leads_to_its_source(area: Path) -> None:
+    instance = area / "instance"
+    instance.mkdir()
+    (instance / "file").write_text("the only one")
+    (area / "result").symlink_to(instance / "file")
+    (area / "journal").mkdir()
+    job = Job(bytes(instance / "file"), bytes(area / "result"), outside=bytes(instance))
+    assert copy_local(job, journal_dir=area / "journal", workers=1).proved
+    shutil.rmtree(instance)
+    assert not (area / "result").is_symlink()
+    assert (area / "result").read_text() == "the only one"
+
+
 def test_a_link_in_the_destination_leads_nowhere(area: Path) -> None:
     (area / "source" / "dir").mkdir(parents=True)
     (area / "source" / "dir" / "file").write_text("new")
@@ -307,6 +354,58 @@ def test_a_newer_file_at_the_destination_is_kept_beside_the_copy(area: Path) -> 
     assert (area / "target" / "file").read_text() == "job's"
     (kept,) = (area / "target").glob("file.newer-*")
     assert kept.read_text() == "edited meanwhile"
+
+
+@by_both
+@pytest.mark.parametrize("kind", ["symbolic link", "further name"])
+def test_a_newer_file_is_kept_from_a_link_as_well(area: Path, kind: str) -> None:
+    source, target = area / "source", area / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "first").write_text("job's")
+    os.utime(source / "first", ns=(10**18, 10**18))
+    if kind == "symbolic link":
+        (source / "link").symlink_to("first")
+        os.utime(source / "link", ns=(10**18, 10**18), follow_symlinks=False)
+    else:
+        os.link(source / "first", source / "link")
+    for name in ("first", "link"):
+        (target / name).write_text(f"{name}, edited meanwhile")
+    summary = stage(source, target, area=area)
+    assert summary.proved, summary.problems()
+    assert summary.notes["newer"].count == 2
+    for name in ("first", "link"):
+        (kept,) = target.glob(f"{name}.newer-*")
+        assert kept.read_text() == f"{name}, edited meanwhile"
+        kept.unlink()
+    os.utime(target, ns=(1, 1))
+    os.utime(source, ns=(1, 1))
+    assert trees.snapshot(bytes(target)) == trees.snapshot(bytes(source))
+
+
+@by_both
+def test_a_newer_file_that_a_copier_kept_before_it_died_is_no_hindrance_and_none_is_lost(area: Path) -> None:
+    source, target = area / "source", area / "target"
+    source.mkdir()
+    target.mkdir()
+    for name in ("same", "other"):
+        (source / name).write_text("job's")
+        os.utime(source / name, ns=(10**18, 10**18))
+        (target / name).write_text("edited meanwhile")
+    (area / "journal").mkdir()
+    transfer = coordinator(area, "n1")
+    mark = f"newer-{transfer._token}.{transfer._run}"
+    os.link(target / "same", target / f"same.{mark}")  # killed between this and the rename
+    (target / f"other.{mark}").write_text("edited before")
+    summary = finish(transfer, "n1")
+    assert summary.proved, summary.problems()
+    assert {path.name: path.read_text() for path in target.iterdir()} == {
+        "same": "job's",
+        f"same.{mark}": "edited meanwhile",
+        "other": "job's",
+        f"other.{mark}": "edited before",
+        f"other.{mark}.1": "edited meanwhile",
+    }
 
 
 @by_both
@@ -436,7 +535,8 @@ def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> No
     (area / "target").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", area / "target"], check=True)
     try:
-        summary = stage(area / "source", area / "target", area=area)
+        # By one copier: another's small files would have no room while a large one is being tried.
+        summary = stage(area / "source", area / "target", area=area, workers=1)
         assert only_cause(summary) == "no-space"
         assert len(summary.problems()) == 1
         assert summary.failed == 2
@@ -447,6 +547,21 @@ def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> No
         assert (again.copied, again.skipped) == (2, summary.copied + summary.skipped)
     finally:
         subprocess.run(["umount", area / "target"], check=True)
+
+
+@pytest.mark.root
+def test_a_file_of_more_pieces_than_can_be_kept_in_mind_is_told_and_the_rest_is_copied(area: Path) -> None:
+    (area / "source").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", area / "source"], check=True)
+    try:
+        with (area / "source" / "huge").open("wb") as file:
+            file.truncate(MOST_PIECES * PIECE + 1)
+        (area / "source" / "small").write_text("x")
+        summary = stage(area / "source", area / "target", area=area)
+    finally:
+        subprocess.run(["umount", area / "source"], check=True)
+    assert (only_cause(summary), summary.failed) == ("too-large", 1)
+    assert (area / "target" / "small").read_text() == "x"
 
 
 # --- big files, and several nodes -------------------------------------------------------------------------
@@ -664,6 +779,23 @@ def test_a_node_that_sees_another_directory_copies_nothing(area: Path) -> None:
     assert finish(transfer, "n2").proved
 
 
+def test_copiers_get_batches_of_different_directories_while_there_are_any(area: Path) -> None:
+    (area / "source").mkdir(exist_ok=True)
+    (area / "source" / "waits").touch()
+    transfer = coordinator(area, "n1", "n2")
+    while not transfer._scanned:
+        transfer.wait(0.05)
+    transfer._queue.clear()
+    batches = [("copy", "a"), ("copy", "a"), ("copy", "b"), ("piece", "a"), ("copy", "a")]
+    for number, (kind, where) in enumerate(batches):
+        transfer._queue.append(_Work(number, kind, (), 1, where))
+    assert [transfer.take(node)["work"]["id"] for node in ("n1", "n2", "n1", "n2")] == [0, 2, 3, 1]
+    for number, node in ((0, "n1"), (1, "n2")):
+        transfer.report(node, {"id": number, "attempt": 0, "died": "test"})
+    assert [transfer.take(node)["work"]["id"] for node in ("n1", "n2", "n1")] == [1, 0, 4]
+    transfer.close()
+
+
 def test_without_any_node_left_the_transfer_ends_unproved(area: Path) -> None:
     trees.build(bytes(area / "source"), 9)
     transfer = coordinator(area, "n1")
@@ -687,6 +819,12 @@ def test_without_any_node_left_the_transfer_ends_unproved(area: Path) -> None:
         {"proofs": "a\nb"},
         {"digest": "../../etc"},
         {"again": [1, 2, "{"]},
+        {"again": [1, 2, '{"dir": "", "temp": "", "have": {}, "entry": []}']},
+        {"again": [1, 2, "null"]},
+        {"grown": [[1, 2, "{"]]},
+        {"grown": [[1, 2, '{"dir": "", "temp": "", "have": {}, "entry": {}}']]},
+        {"grown": [[0, 2, '{"dir": "", "temp": "", "have": {}}']]},
+        {"grown": [[1, 2, '{"dir": "", "temp": "x", "have": {"0": ""}}']]},
         {"deleted": [1, [2]]},
     ],
 )
@@ -694,6 +832,8 @@ def test_a_copier_that_lies_cannot_make_a_transfer_proved_or_hurt_the_coordinato
     area: Path, lie: dict[str, Any]
 ) -> None:
     trees.build(bytes(area / "source"), 10)
+    with open(area / "source" / "big", "wb") as file:
+        file.truncate(3 * PIECE)
     transfer = coordinator(area, "n1")
     deadline = time.monotonic() + 20
     while "work" in (answer := next_work(transfer, "n1")):
@@ -704,6 +844,90 @@ def test_a_copier_that_lies_cannot_make_a_transfer_proved_or_hurt_the_coordinato
         transfer.report("n1", {**truth, **honest, **lie})
     assert not transfer.summary().proved
     transfer.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'big\\t1\\t1\\t[""]\\t{"have": [], "temp": ""}',
+        'big\\t1\\t1\\t[""]\\t[]',
+        'big\\t1\\t1\\t[""]\\tnull',
+        'big\\t1\\t1\\t[""]\\t{"have": {"0": {}}}',
+        "refused\\t7",
+        "failed\\tother\\tsource\\t{}",
+        "batch",
+        "kept\\t-1",
+        "nonsense",
+    ],
+)
+def test_a_scanner_that_talks_nonsense_fails_at_once_and_proves_nothing(
+    area: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    def talk(program: str, *_: object, **__: object) -> subprocess.Popen[bytes]:
+        text = f"import time; print('{said}', flush=True); time.sleep(600)"
+        assert program == "scan"
+        return subprocess.Popen(
+            [sys.executable, "-c", text],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    monkeypatch.setattr(coordinator_module, "spawn", talk)
+    transfer = coordinator(area, "n1")
+    assert next_work(transfer, "n1") == {"done": {"proved": False}}
+    assert only_cause(transfer.summary()) == "lost"
+    transfer.close()
+
+
+def test_a_transfer_that_cannot_start_holds_nothing_open(area: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(coordinator_module, "spawn", refuse)
+    with pytest.raises(BlockingIOError) as kept:  # and what it was raised by is held as well
+        coordinator(area, "n1")
+    opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert [path for path in opened if path.startswith(str(area))] == [], kept
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_journal_that_counts_until_the_next_boot_is_not_synced(
+    area: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    (area / "source").mkdir()
+    (area / "journal").mkdir()
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    job = Job(bytes(area / "source"), bytes(area / "target"), durable=durable)
+    assert copy_local(job, journal_dir=area / "journal", workers=1).proved
+    assert bool(synced) == durable
+
+
+def test_a_copier_cannot_answer_for_another_work(area: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (area / "source").mkdir()
+    (area / "source" / "file").write_text("x")
+    transfer = coordinator(area, "n1")
+    monkeypatch.setattr(Copier, "_ask", lambda *_: {"id": -1, "attempt": 7, "copied": []})
+    for _ in range(2):  # and is not waited for until nothing has been copied for long
+        transfer.report("n1", Copier(None).run(next_work(transfer, "n1")["work"]))
+    assert only_cause(transfer.summary()) == "lost"
+    transfer.close()
+
+
+@pytest.mark.root
+def test_other_processes_of_the_user_cannot_get_into_those_that_touch_files() -> None:
+    child = spawn.spawn("copier", USER)
+    look = ["python3", "-c", "import sys; open(f'/proc/{sys.argv[1]}/environ', 'rb').read()", str(child.pid)]
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        wire.send(child.stdin, "drop", "tag", "{}")
+        assert child.stdout.readline()  # it has started
+        looked = subprocess.run(
+            look, user=USER.uid, group=USER.gid, extra_groups=[], capture_output=True, check=False
+        )
+        assert b"PermissionError" in looked.stderr
+    finally:
+        spawn.end(child)
 
 
 def test_a_single_file_with_delete_leaves_its_neighbours_alone(area: Path) -> None:
@@ -732,3 +956,44 @@ def test_a_default_acl_at_the_destination_gives_nobody_access_to_the_copy(area: 
         copy, original = area / "target" / name, area / "source" / name
         assert [each for each in os.listxattr(copy) if "acl" in each] == []
         assert copy.stat().st_mode == original.stat().st_mode
+
+
+@pytest.mark.parametrize("how", ["changed", "no room"])
+def test_a_file_whose_piece_is_lost_after_another_one_settled_it_is_neither_forgotten_nor_proved(
+    area: Path, copier: Copier, how: str
+) -> None:
+    holey(area / "source" / "big")
+    first = coordinator(area, "n1", "n2")
+    work = take_until(first, "n1", copier, "piece", 0)
+    assert next_work(first, "n2")["work"]["kind"] == "piece"
+    if how == "changed":
+        os.utime(area / "source" / "big", ns=(1, 10**18))
+        first.report("n1", copier.run(work))
+    else:
+        fill_up(first, "n1", work)
+    first.node_lost("n2")
+    summary = finish(first, "n1")
+    if how == "changed":
+        assert_copied(area, summary)
+        assert summary.copied == 1
+    else:
+        assert (summary.proved, summary.failed) == (False, 1)
+
+
+def test_a_journal_that_cannot_be_ended_is_a_note_and_holds_no_device(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Journal.append
+
+    def full(journal: Journal, *items: tuple[str, str]) -> None:
+        if any(kind in {"done", "closed"} for kind, _ in items):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(journal, *items)
+
+    (area / "source").mkdir()
+    (area / "source" / "file").write_text("x")
+    monkeypatch.setattr(Journal, "append", full)
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    assert [path for path in links if os.path.lexists(path) and "journal" in os.readlink(path)] == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beeond_ctl.staging import _native, child, data, portable, wire
+from beeond_ctl.staging import _native, child, copier, data, flushed, portable, scan, tree, wire
 from beeond_ctl.staging.journal import Journal, records
 from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.scan import Proofs, read_proofs
@@ -21,10 +23,17 @@ from beeond_ctl.staging.transfer import Fold, Summary, show
 if TYPE_CHECKING:
     from pathlib import Path
 
+CONFIG: dict[str, Any] = {
+    "source": "/", "destination": "/", "flags": [], "token": "0", "run": 1, "only": "", "flushes": "",
+    "alone": False, "journal": None, "header": {"live": False},
+}  # fmt: skip
+"""What a scanner is told."""
+
 
 def test_a_journal_cut_at_any_byte_keeps_every_whole_record_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
+    assert list(journal.read()) == []
     written = [("kind", f"text {number}") for number in range(5)]
     ends = [0]
     for record in written:
@@ -36,7 +45,7 @@ def test_a_journal_cut_at_any_byte_keeps_every_whole_record_and_goes_on(tmp_path
         path.write_bytes(whole[:cut])
         again = Journal(path)
         kept = sum(1 for end in ends if 0 < end <= cut)
-        assert list(records(again.fd)) == written[:kept]
+        assert list(again.read()) == written[:kept]
         again.append(("kind", "after"))
         again.close()
         assert list(records(os.open(path, os.O_RDONLY))) == [*written[:kept], ("kind", "after")]
@@ -45,6 +54,7 @@ def test_a_journal_cut_at_any_byte_keeps_every_whole_record_and_goes_on(tmp_path
 def test_a_journal_with_a_damaged_byte_keeps_nothing_behind_it(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
+    assert list(journal.read()) == []
     journal.append(("a", "1"), ("b", "2"), ("c", "3"))
     journal.close()
     damaged = bytearray(path.read_bytes())
@@ -124,7 +134,8 @@ def test_a_summary_says_one_line_for_each_cause_with_examples() -> None:
 # --- the native part and what does without it ------------------------------------------------------------
 
 
-def test_one_proof_stands_for_the_same_state_whoever_made_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nameless", [0, _native.NAMELESS])
+def test_one_proof_stands_for_the_same_state_whoever_made_it(tmp_path: Path, nameless: int) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -133,7 +144,7 @@ def test_one_proof_stands_for_the_same_state_whoever_made_it(tmp_path: Path) -> 
         (source / name).write_bytes(os.urandom(number * 1000))
         os.utime(source / name, ns=(5, number - 2))  # before 1970, too
     fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
-    everything = _native.WRITE | _native.PLACE | _native.VERIFY
+    everything = _native.WRITE | _native.PLACE | _native.VERIFY | nameless
     proofs, size, left, different, _ = _native.copy(
         fds[0], fds[1], names, b"a/b/", ".temp.", 0, -1, everything, b"", 0
     )
@@ -149,7 +160,8 @@ def test_one_proof_stands_for_the_same_state_whoever_made_it(tmp_path: Path) -> 
         os.close(each)
 
 
-def test_the_native_part_leaves_what_is_not_ordinary_as_it_found_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nameless", [0, _native.NAMELESS])
+def test_the_native_part_leaves_what_is_not_ordinary_as_it_found_it(tmp_path: Path, nameless: int) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -167,7 +179,7 @@ def test_the_native_part_leaves_what_is_not_ordinary_as_it_found_it(tmp_path: Pa
     names = ["ordinary", "attributes", "link", "fifo", "sparse", "large", "missing", "newer", "blocked"]
     fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
     _, _, left, different, _ = _native.copy(
-        fds[0], fds[1], names, b"", ".temp.", 0, -1, _native.WRITE | _native.PLACE, b"", 0
+        fds[0], fds[1], names, b"", ".temp.", 0, -1, _native.WRITE | _native.PLACE | nameless, b"", 0
     )
     assert [names[number] for number in left] == names[1:]
     assert different == []
@@ -177,13 +189,16 @@ def test_the_native_part_leaves_what_is_not_ordinary_as_it_found_it(tmp_path: Pa
         os.close(each)
 
 
-def test_files_that_wait_for_their_sync_have_no_name_until_they_are_brought_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nameless", [0, _native.NAMELESS])
+def test_files_that_wait_for_their_sync_have_no_name_until_they_are_brought_back(
+    tmp_path: Path, nameless: int
+) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
     (source / "file").write_text("x")
     fds = [os.open(each, os.O_RDONLY) for each in (source, target)]
-    names, flags = ["missing", "file"], _native.VERIFY
+    names, flags = ["missing", "file"], _native.VERIFY | nameless
     _, _, _, _, written = _native.copy(
         fds[0], fds[1], names, b"", ".temp.", 7, -1, flags | _native.WRITE, b"", 0
     )
@@ -268,3 +283,73 @@ def test_a_directory_made_on_the_way_lets_nobody_do_more_than_the_one_it_is_in(
     child.make_parents(str(tmp_path / "above" / "a" / "b"))
     for path in (tmp_path / "above" / "a", tmp_path / "above" / "a" / "b"):
         assert path.stat().st_mode & 0o7777 == 0o2000 | made
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.EIO, errno.ENOSPC, errno.EDQUOT]
+)
+def test_a_directory_that_cannot_be_synced_fails_unless_its_file_system_never_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    for name in ("source", "target"):
+        (tmp_path / name / "dir").mkdir(parents=True)
+    inodes = [(tmp_path / name).stat().st_ino for name in ("source", "target")]
+    setup = {
+        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "clock": "",
+        "durable": True, "inodes": inodes, "source": str(tmp_path / "source"), "destination": str(tmp_path / "target"),
+    }  # fmt: skip
+    worker = copier.Copier(setup)
+    worker.sync.how = copier._Sync.EACH
+    synced = []
+
+    def refuse(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        if synced[-1].endswith("dir"):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    result = copier._Result()
+    worker.finish(["", "dir"], result)
+    assert {os.path.basename(path) for path in synced} == {"target", "dir"}
+    harmless = code in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP)
+    assert result.skipped == (2 if harmless else 1)
+    assert [failure[2] for failure in result.failures] == ([] if harmless else ["dir"])
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_name_that_is_listed_but_not_there_is_a_failure_where_nobody_can_have_removed_it(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], alone: bool
+) -> None:
+    (tmp_path / "there").write_text("x")
+    walk = scan._Scan({**CONFIG, "alone": alone}, None)
+    directory = tree.Tree(str(tmp_path), make=False).root
+    walk._take_in("", "", walk._look(directory, None, "", b"there\0gone\0"))
+    walk.finish()
+    told = capfdbinary.readouterr().out.decode().splitlines()
+    assert [line.split("\t")[:3] for line in told if line.startswith("failed")] == [
+        ["failed", "missing", "source"]
+    ] * alone
+    assert any(line.startswith("batch\t1") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("config", "waits"),
+    [
+        ({}, False),
+        ({"flags": ["update"]}, True),
+        ({"journal": [3, 9]}, False),
+        ({"journal": [3, 9], "live": True}, True),
+        ({"flags": ["update"], "flushes": ""}, False),
+    ],
+)
+def test_attributes_that_may_be_old_are_not_gone_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], waits: bool
+) -> None:
+    given = {**CONFIG, "source": str(tmp_path), "flushes": str(tmp_path / "flushes"), **config}
+    given["header"] = {**CONFIG["header"], "live": config.get("live", False)}
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for remote in (False, True):
+        monkeypatch.setattr(flushed, "is_remote", lambda _: remote)  # noqa: B023
+        scan._flushed(given)
+    assert [1 < each <= flushed.STALE_S for each in slept] == [True] * waits

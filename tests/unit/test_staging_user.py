@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl import estimate, flushes, step
-from beeond_ctl.cli import flush, late, progress
+from beeond_ctl.cli import flush, progress
 from beeond_ctl.errors import UserError
 from beeond_ctl.staging import preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.coordinator import Coordinator
@@ -235,6 +235,29 @@ def test_a_step_is_one_task_on_each_other_node_and_takes_no_options_from_the_job
     assert left == {"PATH": str(tmp_path), "HOME": "/home/a", "SLURM_CONF": "/etc/s.conf"}
 
 
+def test_of_a_heterogeneous_job_it_is_the_component_of_the_instance(tmp_path: Path) -> None:
+    (tmp_path / "srun").touch(0o755)
+    components = {
+        "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-4]", "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_ID_HET_GROUP_1": "8", "SLURM_JOB_NODELIST_HET_GROUP_1": "g1",
+    }  # fmt: skip
+    inside = {**JOB, **components, "PATH": str(tmp_path)}
+    instance = {"BEEOND_JOB_ID": "8", "BEEOND_NODES": "g1"}
+    for more, wanted in (
+        ({}, ["--jobid=7", "--het-group=0"]),
+        ({"SLURM_JOB_NODELIST": "g1"}, ["--jobid=7", "--het-group=1"]),
+        (instance, ["--jobid=7", "--het-group=1"]),
+        ({"SLURM_JOB_ID": "9"}, ["--jobid=9", "--overlap"]),  # within a job that was submitted from within
+    ):
+        environ = {**inside, **more}
+        job = step.allocation(environ)
+        assert job is not None
+        assert step.argv(job, job.nodes, ["worker"], environ)[1:3] == wanted
+        assert step.environment(environ).keys() & components.keys() == (
+            components.keys() if "--het-group" in wanted[1] else set()
+        )
+
+
 @pytest.mark.parametrize(
     "change", [{"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "7; x"}, {"SLURM_JOB_NODELIST": "n[1-"}]
 )
@@ -266,7 +289,7 @@ def test_rates_are_shown_for_each_node(capsys: pytest.CaptureFixture[str]) -> No
 def old_areas() -> Iterator[list[Path]]:
     """One for each test that takes one, on a disk, with files in `inst/out` that nobody has written to for a while."""
     with tempfile.TemporaryDirectory(prefix="beeond-test-", dir="/var/tmp") as base:
-        areas = [Path(base) / str(number) for number in range(14)]
+        areas = [Path(base) / str(number) for number in range(16)]
         for area in areas:
             make(area / "inst/out", files=60)
         until_old(areas[-1] / "inst/out/d19/f59")
@@ -321,6 +344,18 @@ def test_the_whole_leaves_out_what_was_flushed_and_copies_what_changed_since(are
     assert (summary.proved, summary.copied, summary.skipped) == (True, 59, 1)
     for name in ("f3", "f23"):
         assert (area / "target/d3" / name).read_bytes() == (area / "inst/out/d3" / name).read_bytes()
+
+
+@pytest.mark.parametrize("place", ["copy", "out/copy", "../link/copy"])
+def test_a_flush_into_the_file_system_that_it_is_to_outlive_is_refused(tmp_path: Path, place: str) -> None:
+    mount = tmp_path / "inst"
+    make(mount / "out", files=20)
+    (tmp_path / "link").symlink_to(mount)
+    before = contents(mount)
+    summary = finish(tmp_path, flush._job(str(mount), "out/d3", f"{mount}/{place}"))
+    assert not summary.proved
+    assert "which goes when the job has ended" in summary.refused
+    assert contents(mount) == before
 
 
 def test_a_single_file_can_be_flushed_and_keeps_its_place(area: Path) -> None:
@@ -398,6 +433,18 @@ def fill(path: Path, text: bytes) -> os.stat_result:
         os.close(fd)
 
 
+def ahead_ns() -> int:
+    """A time so far ahead that a file with it is not waited for."""
+    return (int(time.time()) + 1000) * 10**9
+
+
+def fill_dated(path: Path, text: bytes, when_ns: int) -> os.stat_result:
+    """Write `text` into the file in place, and date it."""
+    fill(path, text)
+    os.utime(path, ns=(when_ns, when_ns))
+    return path.stat()
+
+
 def state(info: os.stat_result) -> tuple[int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
@@ -417,9 +464,10 @@ def test_what_is_written_so_soon_after_a_flush_that_its_times_stay_is_copied_aga
 
         def written_twice_within_a_second(engine: str = engine) -> bool:
             wait_for(lambda: time.time() % 1 < 0.1, 5)
-            before = [fill(path, f"before {engine}".encode()) for path in paths]
+            when_ns = ahead_ns()
+            before = [fill_dated(path, f"before {engine}".encode(), when_ns) for path in paths]
             flushed(coarse, "part", *flags)
-            after = [fill(path, f"behind {engine}".encode()) for path in paths]
+            after = [fill_dated(path, f"behind {engine}".encode(), when_ns) for path in paths]
             return [state(info) for info in before] == [state(info) for info in after]
 
         wait_for(written_twice_within_a_second, 20)
@@ -457,11 +505,75 @@ def test_what_is_stored_through_a_mapping_after_a_flush_is_copied_again(
     assert same(coarse / "inst/out", coarse / "target")
 
 
+def by_hand(area: Path) -> subprocess.CompletedProcess[str]:
+    """`stage out out TARGET` as it is typed in the job that has `inst`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("BEEOND", "SLURM"))}
+    return subprocess.run(
+        [Path(sys.executable).with_name("beeond-ctl"), "stage", "out", "--json", "out", area / "target"],
+        env={**clean, "XDG_STATE_HOME": str(area), "BEEOND": str(area / "inst"), "BEEOND_JOB_ID": "7"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def ended(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_is_stored_through_a_mapping_while_a_transfer_by_hand_is_interrupted_is_copied_again(
+    coarse: Path,
+) -> None:
+    out, obstacle = coarse / "inst/out", coarse / "target/other"
+    out.mkdir()
+    obstacle.mkdir(parents=True)
+    for name in ("other", "left"):
+        (out / name).write_text(name)
+    with (out / "mapped").open("wb+") as file:
+        file.truncate(4096)
+        mapped = mmap.mmap(file.fileno(), 4096)
+    with mapped:
+        mapped[:6] = b"before"
+        until_old(out / "left")
+        done = by_hand(coarse)
+        assert (done.returncode, ended(done)["copied"]) == (1, 2), done.stdout
+        mapped[:6] = b"behind"
+    obstacle.rmdir()
+    done = by_hand(coarse)
+    assert (done.returncode, ended(done)["copied"], ended(done)["skipped"]) == (0, 2, 1), done.stdout
+    assert contents(out) == contents(coarse / "target")
+
+
+def test_a_journal_of_a_transfer_that_minded_no_writers_counts_for_none_that_does(area: Path) -> None:
+    whole, obstacle = whole_of(area), area / "target/d3/f3"
+    (area / "inst" / flushes.NAME).mkdir()
+    for live, skipped in ((False, 0), (True, 0), (True, 59)):
+        obstacle.mkdir(parents=True)
+        summary = finish(area, replace(whole, live=live))
+        assert (summary.proved, summary.failed, summary.skipped) == (False, 1, skipped)
+        obstacle.rmdir()
+
+
+def test_a_transfer_by_hand_waits_for_what_was_just_written_and_says_what_it_did_not_wait_for(
+    area: Path,
+) -> None:
+    fill(area / "inst/out/new", b"new")
+    when_ns = ahead_ns()
+    fill_dated(area / "inst/out/ahead", b"ahead", when_ns)
+    done = by_hand(area)
+    assert done.returncode == 0, done.stdout
+    (remark,) = ended(done)["remarks"]
+    assert remark.startswith("1 entry ('ahead') may still be written to;")
+    times = {name: (area / "target" / name).stat().st_mtime_ns for name in ("new", "ahead")}
+    assert times == {"new": (area / "inst/out/new").stat().st_mtime_ns, "ahead": when_ns - quiet.EARLY_NS}
+
+
 def test_what_a_killed_flush_left_is_removed_by_the_stage_out(area: Path) -> None:
     whole = flushed(area, "d3")
     (journal,) = (area / "inst" / flushes.NAME).rglob("*.journal")
     data = journal.read_bytes()
-    token = json.loads(data[8 : data.index(b"}") + 1].partition(b"\t")[2])["token"]
+    token = json.loads(data[8 : data.index(b"}", 8) + 1].partition(b"\t")[2])["token"]
     journal.write_bytes(data[:-7])  # the record that it ended in order
     left = area / "target/d3" / f".beeond-ctl.{token}.1.2.3"
     left.write_text("half")
@@ -568,8 +680,8 @@ def test_the_expected_time_follows_from_the_rate_of_the_flushes_and_what_is_left
     assert (expected.rate_of, expected.complete) == ("the flushes", True)
     seconds = work / (2 << 20)
     assert expected.seconds == pytest.approx(seconds)
-    assert late.warning(expected, seconds + 1) == ""
-    assert "flush now what is finished" in late.warning(expected, 1.0)
+    assert estimate.warning(expected, seconds + 1) == ""
+    assert "flush now what is finished" in estimate.warning(expected, 1.0)
 
 
 def test_without_any_rate_no_time_is_made_up(tmp_path: Path) -> None:
@@ -578,7 +690,21 @@ def test_without_any_rate_no_time_is_made_up(tmp_path: Path) -> None:
     expected = estimate.stage_out(hint, str(tmp_path))
     assert expected is not None
     assert expected.seconds is None
-    assert late.warning(expected, 0.0) == ""
+    assert estimate.warning(expected, 0.0) == ""
+
+
+def test_without_any_rate_a_job_is_warned_of_what_no_storage_would_take_in_the_time_left() -> None:
+    expected = estimate.Estimate(1, 1 << 40, complete=True, seconds=None, rate_of="")
+    assert estimate.warning(expected, 1025) == ""
+    assert "17:04 min or more for 1 entries, 1TiB, even at 1GiB a second" in estimate.warning(expected, 1000)
+
+
+def test_a_job_of_an_array_is_told_its_own_time(tmp_path: Path) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 13 1:59; echo 12 0:30; echo 14 UNLIMITED\n")
+    squeue.chmod(0o755)
+    left = [estimate.time_left_s(job, {"PATH": str(tmp_path)}) for job in (12, 13, 14, 15)]
+    assert left == [30.0, 119.0, None, None]
 
 
 # --- the job's output -------------------------------------------------------------------------------------
