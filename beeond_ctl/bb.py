@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LIMITS: Final = "/etc/beeond-ctl/limits"
 """What `beeond-ctl bb limits` printed."""
 
+POOL: Final = "/etc/beeond-ctl/pool"
+"""How much all nodes' devices hold together."""
+
 MARK: Final = "beeond:directives"
 """What the comment of a job with directives ends in: the one thing that Slurm 22.05 lets its own user put into the
 environment of a Prolog (as SLURM_JOB_COMMENT). It only says that asking Slurm for the directives is worth it."""
@@ -87,15 +90,38 @@ def data_in(limits: Mapping[str, str], job_id: int) -> None:
     for source in missing:
         raise _wrong(source, "does not exist")
     if sources and f"({os.geteuid()})" in fields.get("UserId", ""):
-        found = _look(sources, look_s)
+        lists = _lists(limits, names, len(sources))
+        found = _look(sources, look_s, lists)
         if found:
-            _judge(asked, sources, found, _shares(limits, fields))
+            try:
+                _judge(asked, sources, found, _shares(limits, fields))
+            except UserError:
+                _forget(lists, look_s)
+                raise
     return None
+
+
+def _lists(limits: Mapping[str, str], names: JobNames, count: int) -> list[str]:
+    """Where the job's sources are to be listed; nothing where the site has no place for that."""
+    if "lists" not in limits:
+        return []
+    from beeond_ctl.staging.listing import path_of
+
+    return [path_of(limits["lists"], names.user, names.job_id, index) for index in range(count)]
+
+
+def _forget(lists: Sequence[str], within_s: float) -> None:
+    """Remove the lists of a job that will not be staged in."""
+    if lists:
+        from beeond_ctl.staging.look import forget
+
+        _asked_aside(lambda: forget(lists), within_s)
 
 
 def _wrong(source: str, trouble: str) -> UserError:
     return UserError(
-        f"#BB_LUA stage_in: source {show(source)} {trouble}; mend that, and submit the job again"
+        f"#BB_LUA stage_in: source {show(source)} {trouble}; "
+        "mend that, remove this job (scancel --hurry), and submit it again"
     )
 
 
@@ -121,13 +147,15 @@ def _judge(asked: Request, sources: Sequence[str], found: Sequence[Mapping[str, 
     if size > asked.capacity:
         raise UserError(
             f"#BB_LUA stage_in: the sources hold {format_size(size)} in {files} files, and capacity="
-            f"{format_size(asked.capacity)} was asked for; ask for more, and submit the job again"
+            f"{format_size(asked.capacity)} was asked for; ask for more, "
+            "remove this job (scancel --hurry), and submit it again"
         )
     largest, share = max(seen["largest"] for seen in found), asked.capacity // shares
     if largest > share and asked.backend != "beegfs":
         raise UserError(
             f"#BB_LUA stage_in: a file of {format_size(largest)} does not fit on one of {shares} targets with "
-            f"{format_size(share)} each; ask for more capacity, and submit the job again"
+            f"{format_size(share)} each; ask for more capacity, "
+            "remove this job (scancel --hurry), and submit it again"
         )
 
 
@@ -150,11 +178,14 @@ def _asked_aside(question: Callable[[], bytes], within_s: float) -> Any:  # noqa
         return None
 
 
-def _look(sources: Sequence[str], within_s: float) -> list[dict[str, Any]]:
-    """What this user sees of `sources`; nothing where storage does not answer in time."""
+def _look(sources: Sequence[str], within_s: float, lists: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What this user sees of `sources`, and lists in `lists`; nothing where storage does not answer in time."""
     from beeond_ctl.staging.look import look_at
 
-    found: list[dict[str, Any]] = _asked_aside(lambda: look_at(sources, within_s), within_s) or []
+    found: list[dict[str, Any]] = _asked_aside(lambda: look_at(sources, within_s, lists), within_s) or []
+    for source, seen in zip(sources, found, strict=False):
+        if seen["unlisted"]:
+            _note(f"no list of {show(source)}: {seen['unlisted']}")
     if not all(seen["whole"] or seen["trouble"] for seen in found):
         _note(f"not all was seen within {within_s:.0f} s (deadlines.look); stage-in sees the rest")
     return found

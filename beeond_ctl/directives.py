@@ -6,10 +6,11 @@ words at submission; `tests/vectors/directives.json` holds both to it.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.errors import RequestError
-from beeond_ctl.request import below, escape, parse_options, show
+from beeond_ctl.request import MAX_ENCODED, below, escape, parse_options, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,6 +62,11 @@ def parse_directives(lines: Iterable[str]) -> Request:
 
     Raises RequestError naming the directive, the value and what would be right.
     """
+    lines = list(lines)
+    if sum(len(os.fsencode(line)) for line in lines) > MAX_ENCODED:
+        raise RequestError(
+            f"{DIRECTIVE}: the directives are too long; name directories instead of single files"
+        )
     options: dict[tuple[str, str], None] = {}
     for line in lines:
         option = _option(split_words(line.removeprefix(DIRECTIVE)))

@@ -12,6 +12,7 @@ Lines, each a word and what follows it:
     path DIRECTORIES           where Slurm's commands are, joined by `:`
     look SECONDS               how long sources of a pending job may be looked at
     as-user yes|no             whether they are looked at as the job's user, by sudo
+    lists DIRECTORY            where what is seen of them is listed, if anywhere; %u stands for the user's name
     share TARGETS              only where capacity is a limit: targets of a node, which each get the same share of it
 """
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _HEAD: Final = "# Made by `beeond-ctl bb limits` from config.toml; make it again when that changes."
 _SAMPLES: Final = {
     "meta": "1", "storage": "1", "stripe-count": "1", "stripe-dirs": "1", "chunk-size": "1MiB", "mirror": "yes",
-    "prefer-local": "yes",
+    "prefer-local": "yes", "share": "1",
 }  # fmt: skip
 """Of each key that a backend may not have, a value that is right wherever the key is."""
 
@@ -46,6 +47,8 @@ def make_limits(config: SiteConfig) -> str:
         f"look {config.deadlines.look:g}",
         f"as-user {'yes' if config.slurm.look_as_user else 'no'}",
     ]
+    if config.slurm.look_as_user and config.slurm.lists:
+        lines.append(f"lists {config.slurm.lists}")
     if config.storage.kind == "image":
         lines.append(f"share {len(config.bases)}")
     return "".join(f"{' '.join(line.splitlines())}\n" for line in lines)

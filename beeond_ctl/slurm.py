@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.errors import NodeError
-from beeond_ctl.plan import FIRST_OWN_ID, Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from beeond_ctl.plan import Job
 
 TIMEOUT_S: Final = 20.0
 """For one call of a Slurm command; slurmctld may be busy."""
@@ -51,6 +50,8 @@ def prolog(environ: Mapping[str, str]) -> Prolog:
         raise NodeError(
             f"{node}: is not in the job's node list {folded}; does SLURMD_NODENAME fit slurm.conf?"
         )
+    from beeond_ctl.plan import Job
+
     restart = _number(environ, "SLURM_JOB_RESTART_COUNT", "0")
     return Prolog(Job(_number(environ, "SLURM_JOB_ID"), uid, gid, user, restart), nodes, node)
 
@@ -66,6 +67,8 @@ def epilog_job(environ: Mapping[str, str]) -> int:
 
 def node_name(environ: Mapping[str, str]) -> str:
     """This node's name as Slurm knows it."""
+    import socket
+
     return environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
@@ -117,6 +120,8 @@ def fold_nodes(nodes: Sequence[str]) -> str:
 
 def command(path: Sequence[str], name: str) -> str:
     """Where Slurm's command `name` is. Raises NodeError."""
+    import shutil
+
     found = shutil.which(name, path=os.pathsep.join(path))
     if found is None:
         raise NodeError(f"{name} is not in {':'.join(path)}; set slurm.path in the configuration")
@@ -142,6 +147,8 @@ def run(path: Sequence[str], name: str, *arguments: str, errors: str = "replace"
 
 _BETWEEN: Final = " | "
 """Stands between the reasons of a node that is out of service for several."""
+_LONGEST: Final = 1000
+"""Characters of one reason."""
 
 
 def drain(path: Sequence[str], node: str, text: str) -> None:
@@ -150,7 +157,12 @@ def drain(path: Sequence[str], node: str, text: str) -> None:
     Slurm keeps the reason of a node that is drained already when its Prolog or Epilog fails afterwards.
     """
     others = [part for part in reason(path, node).split(_BETWEEN) if part]
-    _drain(path, node, [*others, re.sub(r"[^ -~]", "?", text)[:1000].replace(_BETWEEN, " ")])
+    _drain(path, node, [*others, _shortened(re.sub(r"[^ -~]", "?", text).replace("|", "/"))])
+
+
+def _shortened(text: str) -> str:
+    """`text` without its middle, if it is long: the beginning says whose it is, the end what to do."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def _drain(path: Sequence[str], node: str, reasons: list[str]) -> None:
@@ -178,14 +190,19 @@ def reason(path: Sequence[str], node: str) -> str:
     return match[1] if match else ""
 
 
-def _job_record(path: Sequence[str], job_id: int, errors: str) -> str | None:
-    """What `scontrol show job` says of this one job; None when Slurm no longer knows it. Raises NodeError."""
+def _of_job(path: Sequence[str], name: str, *arguments: str, errors: str = "replace") -> str:
+    """What Slurm's command prints of a job; nothing when Slurm no longer knows it. Raises NodeError."""
     try:
-        text = run(path, "scontrol", "show", "job", str(job_id), errors=errors)
+        return run(path, name, *arguments, errors=errors)
     except NodeError as error:
         if "Invalid job id" in str(error):
-            return None
+            return ""
         raise
+
+
+def _job_record(path: Sequence[str], job_id: int, errors: str) -> str | None:
+    """What `scontrol show job` says of this one job; None when Slurm no longer knows it. Raises NodeError."""
+    text = _of_job(path, "scontrol", "show", "job", str(job_id), errors=errors)
     # The id of an array is also that of one of its jobs, and gets the records of all.
     for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
         if record.startswith(f"JobId={job_id} "):
@@ -237,6 +254,64 @@ def job_facts(path: Sequence[str], job_id: int) -> tuple[dict[str, str], list[st
     return _fields(record), match[1].split("\n") if match else []
 
 
+def state_and_nodes(path: Sequence[str], job_id: int) -> tuple[str, str]:
+    """The job's state, and its nodes, folded; empty when Slurm no longer knows it, or it has none.
+
+    Of fields alone that no user can write: job names may hold lines. Raises NodeError when Slurm does not answer.
+    """
+    text = _of_job(path, "squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%A %T %N")
+    for line in text.splitlines():  # the id of an array is also that of one of its jobs
+        own, state, *nodes = line.split()
+        if own == str(job_id):
+            return state, nodes[0] if nodes else ""
+    return "", ""
+
+
+ALIVE: Final = frozenset(
+    ["RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"]
+)
+"""States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One component of a heterogeneous job, which is a job of its own. `nodes` are folded; `number` counts from 0."""
+
+    number: int
+    job_id: int
+    restart: int
+    state: str
+    nodes: str
+
+
+def components(path: Sequence[str], job_id: int) -> list[Component]:
+    """All components of the heterogeneous job that `job_id` is one of; none if it is not, or Slurm has forgotten it.
+
+    Of fields alone that no user can write: job names may hold lines. Raises NodeError.
+    """
+    found = _components(path, job_id)
+    first = next((leader for leader, each in found if each.job_id == job_id), job_id)
+    if first != job_id:  # only the first one's id stands for all of them
+        found = _components(path, first)
+        if not found:
+            raise NodeError(f"Slurm no longer knows job {first}, the first component of job {job_id}")
+    return sorted((each for leader, each in found if leader == first), key=lambda each: each.number)
+
+
+_FIELDS: Final = "HetJobID:24,JobID:24,HetJobOffset:24,RestartCnt:24,State:24,NodeList:200000"
+
+
+def _components(path: Sequence[str], job_id: int) -> list[tuple[int, Component]]:
+    """Components by the id of their first one."""
+    text = _of_job(path, "squeue", "-h", "-t", "all", "-j", str(job_id), "-O", _FIELDS)
+    words = [line.split() for line in text.splitlines()]
+    return [
+        (int(leader), Component(int(number), int(own), int(restart), state, nodes[0] if nodes else ""))
+        for leader, own, number, restart, state, *nodes in words
+        if leader.isdigit()
+    ]
+
+
 def gave_up(path: Sequence[str], job_id: int, restart: int) -> bool:
     """Whether this run of the job was ended by `scancel --hurry`, which asks not to stage out. Raises NodeError.
 
@@ -264,9 +339,19 @@ def _plain(number: Any) -> Any:  # noqa: ANN401 - of JSON
 
 def reasons(path: Sequence[str], folded: str) -> dict[str, str]:
     """Why nodes out of `folded` are out of service, by node; those in service are left out. Raises NodeError."""
+    return {node: reason for node, (_, reason) in node_states(path, folded).items() if reason}
+
+
+def node_states(path: Sequence[str], folded: str) -> dict[str, tuple[str, str]]:
+    """State (`DOWN+DRAIN`; with `*`, or NOT_RESPONDING, if it is silent) and reason of each node. Raises NodeError."""
     text = run(path, "scontrol", "show", "node", "--oneliner", folded)
-    found = re.findall(r"^NodeName=(\S+) .*? Reason=(.*?)(?: \[\S+@\S+\])?\s*$", text, re.MULTILINE)
-    return dict(found)
+    found = {}
+    for line in text.splitlines():
+        state = re.search(r"^NodeName=(\S+) .*? State=(\S+)", line)
+        reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
+        if state:
+            found[state[1]] = (state[2], reason[1] if reason else "")
+    return found
 
 
 def job_wants_us(path: Sequence[str], job_id: int) -> bool:
@@ -274,10 +359,12 @@ def job_wants_us(path: Sequence[str], job_id: int) -> bool:
 
     A slurmctld that does not answer says nothing: the job counts as alive.
     """
+    from beeond_ctl.plan import FIRST_OWN_ID
+
     if job_id >= FIRST_OWN_ID:
         return True
     try:
-        state = job_fields(path, job_id).get("JobState", "")
+        state, _ = state_and_nodes(path, job_id)
     except NodeError:
         return True
     return state in {"RUNNING", "CONFIGURING", "SUSPENDED"}

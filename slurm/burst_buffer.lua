@@ -1,15 +1,12 @@
 -- Burst-buffer hooks of beeond-ctl, for BurstBufferType=burst_buffer/lua; belongs beside slurm.conf, on the hosts of
--- slurmctld.
---
---     #BB_LUA beeond    [KEY=VALUE ...]
---     #BB_LUA stage_in  source=PATH destination=PATH [flags=FLAG[+FLAG]]
---     #BB_LUA stage_out source=PATH destination=PATH [flags=FLAG[+FLAG]]
+-- slurmctld, and beeond_directives.lua beside it.
 --
 -- The work is done where it is for --beeond: in Prolog and Epilog, which hold the nodes. Here, directives are refused
 -- at the prompt (slurm_bb_job_process: the grammar of beeond_ctl/directives.py, the site's limits, and their words),
--- jobs are marked for their Prologs (slurm_bb_setup), sources are looked at (slurm_bb_data_in), and the outcome is
+-- jobs are marked for their Prologs and sources are looked at (slurm_bb_setup, slurm_bb_data_in), and the outcome is
 -- told to Slurm (slurm_bb_data_out). docs/burst-buffer.md has the states, and what is cleaned by whom.
 --
+-- Slurm forks for each hook of each job, and loads this script anew: it is to be short, and start few processes.
 -- Written for Lua 5.1 to 5.4. Which one Slurm has was decided when it was built.
 
 local CONTROLLER = "/usr/bin/beeond-ctl"
@@ -18,450 +15,13 @@ local POOL_FILE = "/etc/beeond-ctl/pool"
 -- What has to be known here of the site's configuration: what `beeond-ctl bb limits` prints.
 local LIMITS_FILE = "/etc/beeond-ctl/limits"
 
-local DIRECTIVE = "#BB_LUA"
+-- Where this script is, and slurm.conf.
+local HERE = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
 
--- Words that messages list, in the order in which they do. --------------------------------------------------------
-
-local DIRECTIVES = { "beeond", "stage_in", "stage_out" }
-local STAGE_KEYS = { "source", "destination", "flags", "type" }
-local FLAGS = { "delete", "metadata-only", "update" }
-local KEYS = {
-	"backend", "meta", "storage", "stripe-count", "stripe-dirs", "chunk-size", "capacity", "mirror", "prefer-local",
-	"interfaces", "mount",
-}
-local METAVAR = {
-	["backend"] = "NAME", ["meta"] = "N|all", ["storage"] = "N|all", ["stripe-count"] = "N",
-	["stripe-dirs"] = "N[+N]", ["chunk-size"] = "SIZE", ["capacity"] = "SIZE", ["mirror"] = "yes|no",
-	["prefer-local"] = "yes|no", ["interfaces"] = "IF[+IF]", ["mount"] = "PATH",
-}
-local SAME = { type = "scratch", access_mode = "striped" }
-local INSIDE = { "$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}" }
-
-local function has(list, word)
-	for _, item in ipairs(list) do
-		if item == word then return true end
-	end
-	return false
+-- What knows directives, sizes and limits.
+local function grammar()
+	return dofile(HERE .. "beeond_directives.lua")
 end
-
--- A refusal is an error with a table, so that it cannot be taken for a fault of this script.
-local function refuse(text)
-	error({ refusal = text }, 0)
-end
-
--- Text in messages: as Python's repr() has it. ---------------------------------------------------------------------
-
--- Length of the character of UTF-8 at `i`, and its code point; 1 and nil where there is none.
-local function character(text, i)
-	local a = text:byte(i)
-	if a < 0x80 then return 1, a end
-	local size = a >= 0xF0 and a <= 0xF4 and 4 or a >= 0xE0 and a < 0xF0 and 3 or a >= 0xC2 and a < 0xE0 and 2 or 0
-	if size == 0 or i + size - 1 > #text then return 1, nil end
-	local code = a % (size == 2 and 0x20 or size == 3 and 0x10 or 0x08)
-	for k = i + 1, i + size - 1 do
-		local b = text:byte(k)
-		if b < 0x80 or b > 0xBF then return 1, nil end
-		code = code * 0x40 + b % 0x40
-	end
-	local least = size == 2 and 0x80 or size == 3 and 0x800 or 0x10000
-	if code < least or code > 0x10FFFF or (code >= 0xD800 and code <= 0xDFFF) then return 1, nil end
-	return size, code
-end
-
--- Characters that would not be seen, or would change how others are.
-local function hidden(code)
-	return code < 0x20 or (code >= 0x7F and code <= 0xA0) or code == 0xAD or (code >= 0x2000 and code <= 0x200F)
-		or (code >= 0x2028 and code <= 0x202F) or (code >= 0x205F and code <= 0x206F) or code == 0x3000
-		or code == 0xFEFF or (code >= 0xE000 and code <= 0xF8FF)
-end
-
-local SHORT = { [9] = "\\t", [10] = "\\n", [13] = "\\r", [92] = "\\\\" }
-
-local function quoted(text, invalid)
-	local quote = text:find("'", 1, true) and not text:find('"', 1, true) and '"' or "'"
-	local out, i = {}, 1
-	while i <= #text do
-		local size, code = character(text, i)
-		if code == nil then
-			out[#out + 1] = invalid:format(text:byte(i))
-		elseif SHORT[code] then
-			out[#out + 1] = SHORT[code]
-		elseif hidden(code) then
-			out[#out + 1] = (code < 0x100 and "\\x%02x" or "\\u%04x"):format(code)
-		elseif text:sub(i, i) == quote then
-			out[#out + 1] = "\\" .. quote
-		else
-			out[#out + 1] = text:sub(i, i + size - 1)
-		end
-		i = i + size
-	end
-	return quote .. table.concat(out) .. quote
-end
-
-local function show(text)
-	return quoted(text, "\\\\x%02x")
-end
-
--- Values of `beeond`: nil where they are right, else what would be. ------------------------------------------------
-
-local function count(text)
-	if not (text:match("^[1-9]%d*$") and #text <= 6) then return "want a number from 1 to 999999" end
-end
-
-local POWER = { k = 1, m = 2, g = 3, t = 4, p = 5 }
-
-local function size(text)
-	local digits, unit = text:match("^%s*(%d+)(%a*)%s*$")
-	unit = unit and unit:lower()
-	local power = unit and POWER[unit:sub(1, 1)] or 0
-	local plain = unit == "" or unit == "b"
-	local known = unit and (plain or (power > 0 and (unit:match("^%ab?$") or unit:match("^%aib$"))))
-	local bytes = known and tonumber(digits) * 1024 ^ power or 0
-	-- Lua 5.1 has no integers of 64 bits: what it cannot tell from 8 EiB is compared as text.
-	local fits = bytes < 2 ^ 63 or (power == 0 and #digits == 19 and digits <= "9223372036854775807")
-	if #(digits or "") > 19 or bytes == 0 or not fits then
-		return nil, quoted(text, "\\udc%02x") .. " is not a size such as 512KiB, 1MiB or 2TiB"
-	end
-	return bytes
-end
-
-local function climbs(path)
-	return ("/" .. path .. "/"):find("/../", 1, true) ~= nil
-end
-
--- Refuses what looks like a shell's: in a line of a script it stays as it is, and names something else.
-local function check_replaced(where, path)
-	local index = 0
-	for part in (path .. "/"):gmatch("([^/]*)/") do
-		if part:match("^%$[%a_{]") or (index == 0 and part:sub(1, 1) == "~") then
-			refuse(where .. "no shell replaces " .. show(part) .. " in " .. show(path)
-				.. "; write the path out, within $BEEOND relative to it")
-		end
-		index = index + 1
-	end
-end
-
-local CHECK = {}
-CHECK["backend"] = function(text)
-	if not (text:match("^[a-z][a-z0-9-]*$") and #text <= 32) then return "want a name of lower-case letters" end
-end
-CHECK["meta"] = function(text)
-	if text ~= "all" and count(text) then return "want a number of nodes or 'all'" end
-end
-CHECK["storage"] = CHECK["meta"]
-CHECK["stripe-count"] = count
-CHECK["stripe-dirs"] = function(text)
-	local parts, wrong = 0, false
-	for part in (text .. "+"):gmatch("([^+]*)%+") do
-		parts = parts + 1
-		wrong = wrong or not part:match("^[1-9]%d?%d?$")
-	end
-	if wrong or parts > 16 then return "want at most 16 numbers from 1 to 999, joined by '+', such as 1+8" end
-end
-CHECK["chunk-size"] = function(text)
-	local bytes, wrong = size(text)
-	if wrong then return wrong end
-	local odd = bytes
-	while odd % 2 == 0 do odd = odd / 2 end
-	if bytes < 65536 or odd ~= 1 then return "want a power of two of at least 64KiB, such as 1MiB" end
-end
-CHECK["capacity"] = function(text)
-	local _, wrong = size(text)
-	return wrong
-end
-CHECK["mirror"] = function(text)
-	if not has({ "yes", "true", "1", "", "no", "false", "0" }, text) then return "want yes or no" end
-end
-CHECK["prefer-local"] = CHECK["mirror"]
-CHECK["interfaces"] = function(text)
-	for part in (text .. "+"):gmatch("([^+]*)%+") do
-		if #part > 15 or not part:match("^[A-Za-z0-9_.-]+$") then
-			return "want names of network interfaces joined by '+', such as ib0+ib1"
-		end
-	end
-end
-CHECK["mount"] = function(text)
-	if text:sub(1, 1) ~= "/" or climbs(text) then return "want an absolute path without '..'" end
-end
-
--- The grammar. -----------------------------------------------------------------------------------------------------
-
--- Words between blanks; `\ ` is a blank within a word, `\\` a backslash.
-local function split_words(text)
-	local words, word, started, i = {}, {}, false, 1
-	while i <= #text do
-		local char = text:sub(i, i)
-		if char == "\\" then
-			local following = text:sub(i + 1, i + 1)
-			local plain = following == " " or following == "\t" or following == "\\"
-			word[#word + 1] = plain and following or char .. following
-			started = true
-			i = i + 1
-		elseif char == " " or char == "\t" then
-			if started then words[#words + 1] = table.concat(word) end
-			word, started = {}, false
-		else
-			word[#word + 1] = char
-			started = true
-		end
-		i = i + 1
-	end
-	if started then words[#words + 1] = table.concat(word) end
-	return words
-end
-
--- Name and value of `name=value`; no value where there is no `=`.
-local function partition(word)
-	local at = word:find("=", 1, true)
-	if at then return word:sub(1, at - 1), word:sub(at + 1) end
-	return word, nil
-end
-
--- Checks a line of `beeond`, and adds its values to `asked`, which later lines overrule.
-local function check_beeond(words, asked)
-	local where = DIRECTIVE .. " beeond: "
-	local kept = {}
-	for _, word in ipairs(words) do
-		local name, value = partition(word)
-		if SAME[name] then
-			if value ~= SAME[name] then
-				refuse(where .. name .. "=" .. show(value or "") .. " is not offered; an instance is always "
-					.. name .. "=" .. SAME[name])
-			end
-		elseif name ~= "pool" then -- Slurm's, which has checked it
-			kept[#kept + 1] = word
-		end
-	end
-	for _, word in ipairs(kept) do
-		local name, value = partition(word)
-		if not CHECK[name] then
-			refuse(where .. "unknown key " .. show(name) .. "; the keys are " .. table.concat(KEYS, ", "))
-		end
-		if not value and name ~= "mirror" then
-			refuse(where .. name .. " has no value; write " .. name .. "=" .. METAVAR[name])
-		end
-		local wrong = CHECK[name](value or "")
-		if wrong then
-			refuse(where .. name .. "=" .. show(value or "") .. " is not valid: " .. wrong)
-		end
-		asked[name] = value or ""
-	end
-end
-
-local function below(path)
-	for _, prefix in ipairs(INSIDE) do
-		if path == prefix then return "." end
-		if path:sub(1, #prefix + 1) == prefix .. "/" then
-			local rest = path:sub(#prefix + 1):gsub("^/+", "")
-			return rest == "" and "." or rest
-		end
-	end
-	return path
-end
-
-local function escape(text)
-	return (text:gsub("[\\:,]", "\\%0"))
-end
-
--- Whether `values.flags` is a list of flags, joined by "+"; told in the order in which Python looks at them.
-local function check_flags(where, values)
-	local asked = {}
-	for flag in (values.flags .. "+"):gmatch("([^+]*)%+") do
-		asked[#asked + 1] = flag
-	end
-	table.sort(asked)
-	for _, flag in ipairs(asked) do
-		if not has(FLAGS, flag) then
-			local text = escape(values.source) .. ":" .. escape(values.destination) .. ":" .. escape(values.flags)
-			refuse(where .. "unknown flag " .. show(flag) .. " in " .. show(text) .. "; the flags are "
-				.. table.concat(FLAGS, ", "))
-		end
-	end
-end
-
-local function check_patterns(where, path)
-	local i = 1
-	while true do
-		local at = path:find("%", i, true)
-		if not at then return end
-		local width = at < #path and character(path, at + 1) or 0
-		local letter = path:sub(at + 1, at + width)
-		if letter == "" or not ("jxuAa%"):find(letter, 1, true) then
-			refuse(where .. show("%" .. letter) .. " in " .. show(path) .. " means nothing; use %j %u %x %A %a, "
-				.. "and %% for a percent sign")
-		end
-		i = at + 1 + width
-	end
-end
-
-local function check_stage(directive, words)
-	local where = DIRECTIVE .. " " .. directive .. ": "
-	local values = {}
-	for _, word in ipairs(words) do
-		local name, value = partition(word)
-		if not has(STAGE_KEYS, name) then
-			refuse(where .. "unknown key " .. show(name) .. "; the keys are " .. table.concat(STAGE_KEYS, ", ")
-				.. ", and a blank within a path is written '\\ '")
-		end
-		if not value then
-			refuse(where .. name .. " has no value; write " .. name .. "=…")
-		end
-		values[name] = value
-	end
-	if values.type and values.type ~= "directory" and values.type ~= "file" then
-		refuse(where .. "type=" .. show(values.type) .. " is not offered; write directory or file, and one line for each")
-	end
-	for _, name in ipairs({ "source", "destination" }) do
-		if not values[name] then refuse(where .. "no " .. name .. "; write " .. name .. "=PATH") end
-	end
-	local outer, inner = "source", "destination"
-	if directive == "stage_out" then outer, inner = inner, outer end
-	values[inner] = below(values[inner])
-	if values.flags then check_flags(where, values) end
-	local outside, inside = values[outer], values[inner]
-	check_patterns(where, outside)
-	check_patterns(where, inside)
-	check_replaced(where, outside)
-	check_replaced(where, inside)
-	if outside:sub(1, 1) ~= "/" then
-		refuse(where .. show(outside) .. " is not an absolute path; global storage is named from '/'")
-	end
-	if inside == "" then
-		refuse(where .. "the path within $BEEOND is empty; write '.' for the whole file system")
-	elseif inside:sub(1, 1) == "/" then
-		refuse(where .. show(inside) .. " must be relative to $BEEOND, without a leading '/'")
-	elseif climbs(inside) then
-		refuse(where .. show(inside) .. " climbs out of $BEEOND with '..'; name a path below it")
-	end
-end
-
--- Checks one directive, adds what a `beeond` asks for to `asked`, and returns its name. Raises a refusal.
-local function check_line(line, asked)
-	local words = split_words(line:sub(#DIRECTIVE + 1))
-	local name = table.remove(words, 1)
-	if not name then
-		refuse(DIRECTIVE .. ": the line is empty; the directives are " .. table.concat(DIRECTIVES, ", "))
-	elseif name == "beeond" then
-		check_beeond(words, asked)
-	elseif name == "stage_in" or name == "stage_out" then
-		check_stage(name, words)
-	else
-		refuse(DIRECTIVE .. ": unknown directive " .. show(name) .. "; the directives are "
-			.. table.concat(DIRECTIVES, ", "))
-	end
-	return name
-end
-
--- The directives at the head of a job's script, as Slurm finds them: up to the first line that is no comment, empty
--- lines skipped, a line that ends in a backslash continued by the next one.
-local function directives(script)
-	local found, continued, blank = {}, false, false
-	for line in script:gmatch("[^\n]+") do
-		if line:sub(1, 1) ~= "#" then break end
-		if line:sub(1, #DIRECTIVE) ~= DIRECTIVE then
-			continued = false
-		else
-			local text = line
-			if continued then
-				text = line:sub(#DIRECTIVE + 1)
-				if blank then text = text:gsub("^%s+", "") end
-			else
-				found[#found + 1] = ""
-			end
-			continued = text:sub(-1) == "\\"
-			if continued then
-				blank = text:sub(-2, -2):match("%s") ~= nil
-				text = text:sub(1, -2)
-			end
-			found[#found] = found[#found] .. text
-		end
-	end
-	return found
-end
-
--- The site's limits. -----------------------------------------------------------------------------------------------
-
--- The file of limits (beeond_ctl/limits.py says what is in it). Without it the site has none, and Prologs find out.
-local function read_limits(text)
-	local limits = { rules = {} }
-	for line in (text or ""):gmatch("[^\n]+") do
-		local name, rest = line:match("^([%l-]+) (.*)$")
-		if name == "offer" then
-			local offered = split_words(rest)
-			limits.rules[#limits.rules + 1] = { key = table.remove(offered, 1), offered = offered }
-		elseif name == "told" then
-			limits.rules[#limits.rules].told = rest
-		elseif name == "refuse" then
-			local backend, keys, told = rest:match("^(%S+) (%S+) (.*)$")
-			limits.rules[#limits.rules + 1] = { backend = backend, keys = keys, told = told }
-		elseif name then
-			limits[name] = rest
-		end
-	end
-	return limits
-end
-
-local NO = { no = true, ["false"] = true, ["0"] = true }
-
--- Whether all of `keys`, joined by "+", are asked for, and not with "no".
-local function all_asked(keys, asked)
-	for key in keys:gmatch("[^+]+") do
-		if asked[key] == nil or (METAVAR[key] == "yes|no" and NO[asked[key]]) then return false end
-	end
-	return true
-end
-
--- The first of the values of `key` that the site does not offer.
-local function not_offered(rule, value)
-	local values = value
-	if rule.key == "mount" then values = values:gsub("(.)/+$", "%1") end
-	if rule.key ~= "interfaces" then return not has(rule.offered, values) and values or nil end
-	for part in values:gmatch("[^+]+") do
-		if not has(rule.offered, part) then return part end
-	end
-end
-
--- Refuses what the site does not offer: the rules were made by trying `plan.check_request`, and have its words.
-local function check_limits(limits, asked)
-	local where = DIRECTIVE .. " beeond: "
-	for _, rule in ipairs(limits.rules) do
-		local told = rule.told
-		if rule.key then
-			local bad = asked[rule.key] and not_offered(rule, asked[rule.key])
-			if bad then
-				local whole = rule.key == "mount" and bad or asked[rule.key]
-				refuse(where .. told:gsub("{(.-)}", { value = whole, part = bad }))
-			end
-		elseif rule.backend == (asked.backend or "-") and all_asked(rule.keys, asked) then
-			refuse(where .. told)
-		end
-	end
-	if asked.capacity and limits.pool then
-		local all = size(limits.pool)
-		if all and size(asked.capacity) > all then
-			refuse(where .. "capacity=" .. asked.capacity .. " is more than all nodes have together, which is "
-				.. limits.pool .. "; ask for less")
-		end
-	end
-end
-
--- What is wrong with a job's script, nil where nothing is; and the names of its directives.
-local function check_script(script, limits)
-	local names, asked = {}, {}
-	local function told(fine, answer)
-		if fine then return nil end
-		if type(answer) == "table" then return answer.refusal end
-		return "burst_buffer.lua: " .. tostring(answer) .. "; this is for the cluster's administrator to mend"
-	end
-	for _, line in ipairs(directives(script)) do
-		local fine, answer = pcall(check_line, line, asked)
-		if not fine then return told(fine, answer), names end
-		names[answer] = true
-	end
-	return told(pcall(check_limits, limits or { rules = {} }, asked)), names
-end
-
--- Slurm's hooks. ---------------------------------------------------------------------------------------------------
 
 local function read_file(path)
 	local file = io.open(path, "rb")
@@ -471,17 +31,16 @@ local function read_file(path)
 	return text
 end
 
-local function site_limits()
-	local limits = read_limits(read_file(LIMITS_FILE))
-	local pool = read_file(POOL_FILE)
-	limits.pool = pool and pool:match("^%s*(.-)%s*$")
-	return limits
+-- One of the limits that are a word and a value.
+local function limit(name, default)
+	local line = "\n" .. name:gsub("%-", "%%-") .. " ([^\n]*)"
+	return ("\n" .. (read_file(LIMITS_FILE) or "")):match(line) or default
 end
 
 -- What a command of the shell said, and whether it succeeded. Nothing of a user's may stand in it: a user's text only
 -- ever passes through variables of the shell.
 local function shell(command)
-	local pipe = io.popen("{ " .. command .. "\n} 2>&1 </dev/null; echo \"exit $?\"")
+	local pipe = io.popen("( " .. command .. "\n) 2>&1 </dev/null; echo \"exit $?\"")
 	if not pipe then return "cannot start a shell", false end
 	local output = pipe:read("*a")
 	pipe:close()
@@ -493,63 +52,141 @@ local function quote(text)
 	return "'" .. text:gsub("'", "'\\''") .. "'"
 end
 
--- Hooks of many jobs run at once, and slurmctld is to answer others meanwhile: those that start processes come behind
--- it, and take turns. A turn is a lock on a directory of Slurm's own state, and ends with whoever holds it: `state` for
--- what is quick, `state`/hash.0 and hash.1 for what may take long. Who does not get a turn in time does what is quick
--- nonetheless, and leaves the rest. Where nothing can be locked, nobody waits.
-local TURN_S = 60
-local function in_turn(job_script, quick, command)
-	local state, last, hash = tostring(job_script):match("^(/.+)/hash%.(%d)/(job%.%d+)/script$")
-	if not state then return command end
-	local directory = state
-	if not quick then
-		directory = state .. "/hash." .. last % 2
-		local file = io.open(directory)
-		if file then file:close() else directory = job_script:match("^(.+)/" .. hash:gsub("%p", "%%%0")) end
-	end
-	local late = quick and "" or " [ $? -ne 1 ] || { echo 'too many jobs at once'; exit 0; };"
-	return ("( flock -w %d 9 2>/dev/null;%s exec nice %s ) 9<%s"):format(TURN_S, late, command, quote(directory))
+-- `script` with {name} replaced by the value of that name: what is of the site is quoted by whoever gives it.
+local function fill(script, values)
+	return (script:gsub("{(%l+)}", values))
 end
 
--- Ends the comment of a job in the mark that its Prolog looks for: it is all that Slurm 22.05 lets its own user tell
--- nodes. It is the user's text, and stays in a variable. An array's id alone would mean all of its jobs.
-local MARKING = [[
-PATH=%s:$PATH
-name=$(squeue -h -j %d -o '%%A %%F_%%K' | sed -n 's/^%d //p')
+-- Slurm's own state: the directory that is SlurmUser's. Nothing where slurm.conf does not name it: in the path of a
+-- job's script it stands only if no line of that has patterns such as %j.
+local known
+local function state()
+	if known == nil then
+		local conf = "\n" .. (read_file(HERE .. "slurm.conf") or "")
+		local _, at = conf:lower():find("\n%s*statesavelocation%s*=%s*")
+		known = at and conf:match("^/[^%s#]*", at + 1) or false
+	end
+	return known
+end
+
+-- Hooks of many jobs run at once, and slurmctld is to answer others meanwhile: those that start processes come behind
+-- it, and take turns. A turn is a lock on a directory of Slurm's own state, and ends with whoever holds it. Where
+-- nothing can be locked, nobody waits. `late` is what to do before `command`, after a wait that may have ended without
+-- a turn. (Not `( ... ) 9<directory`: dash 0.5.12 forgets that within other redirections.)
+local TURN_S = 60
+local function in_turn(directory, late, command)
+	local turn = ("exec 9<%s; flock -w %d 9 2>/dev/null; "):format(quote(directory), TURN_S)
+	return turn .. late .. " exec nice -n 19 " .. command
+end
+
+-- Marks: the comment of a job ends in the word that its Prolog looks for, which is all that Slurm 22.05 lets its own
+-- user tell nodes. slurm_bb_setup writes down that a job is to be marked, in an empty file in Slurm's own state;
+-- slurm_bb_data_in marks it, and all others that are written down by then, so that of many jobs few start a process.
+-- What is to be marked and has ended, or is unknown to Slurm for a day, is forgotten by whoever marks next.
+local function to_be_marked(job_id)
+	local directory = state()
+	return directory and directory .. "/beeond-mark." .. job_id
+end
+
+-- One job. The comment is the user's text, and stays in a variable. An array's id alone would mean all of its jobs.
+local MARK_ONE = [[
+name=$(squeue -h -j {job} -o '%A %F_%K' | sed -n 's/^{job} //p')
 case $name in
 '') echo 'Slurm no longer knows the job'; exit 1 ;;
-*_ | *_*[!0-9]*) name=%d ;;
+*_ | *_*[!0-9]*) name={job} ;;
 esac
-comment=$(squeue -h -j "$name" -o %%k) || exit
+comment=$(squeue -h -j "$name" -o %k) || exit
 case $comment in
 *beeond:directives*) exit 0 ;;
 '(null)') comment= ;;
 esac
 exec scontrol update "JobId=$name" "Comment=${comment:+$comment }beeond:directives"]]
 
-local function mark(job_id, job_script)
-	local path = read_limits(read_file(LIMITS_FILE)).path or "/usr/bin:/opt/slurm/bin:/usr/local/bin"
-	local script = MARKING:format(path, job_id, job_id, job_id)
-	return shell(in_turn(job_script, true, "sh -c " .. quote(script)))
+-- All that wait, but those with a comment of their own. What Slurm says of a job holds its user's text, which may look
+-- like a line of another job's: one of which two different lines are seen is left to its own hook. The id of an array
+-- is answered with all of its jobs. A job's name is made of its own id.
+local MARK_ALL = [[
+cd {state} || exit
+jobs=
+for file in beeond-mark.*; do jobs="$jobs ${file#*.}"; done
+found=$(for job in $jobs; do echo "show job $job"; done | scontrol -o 2>/dev/null | awk -v jobs="$jobs" '
+	{ sub(/^scontrol: /, "") }
+	/^JobId=[0-9]+ / {
+		job = substr($1, 7)
+		if (line[job] != $0) seen[job]++
+		line[job] = $0
+		array[job] = $2 == "ArrayJobId=" job && $3 ~ /^ArrayTaskId=[0-9]+$/ ? "_" substr($3, 13) : ""
+		pending[job] = / JobState=PENDING /
+		ended[job] = / JobState=(CANCELLED|COMPLETED|FAILED|TIMEOUT|DEADLINE|REVOKED) /
+		marked[job] = / Comment=.*beeond:directives/
+	}
+	/ Comment=/ { commented[job] = 1 }
+	END {
+		count = split(jobs, all, " ")
+		for (i = 1; i <= count; i++) {
+			job = all[i]
+			if (!seen[job]) unknown = unknown " " job
+			else if (seen[job] == 1 && (marked[job] || ended[job])) over = over " " job
+			else if (seen[job] == 1 && pending[job] && !commented[job]) {
+				names = names (names == "" ? "" : ",") job array[job]
+				markable = markable " " job
+			}
+		}
+		print names; print markable; print over; print unknown
+	}')
+{ read -r names; read -r markable; read -r over; read -r unknown; } <<END
+$found
+END
+if [ -n "$names" ] && scontrol update "JobId=$names" Comment=beeond:directives >/dev/null 2>&1; then
+	over="$over $markable"
+fi
+set --
+for job in $unknown; do set -- "$@" "beeond-mark.$job"; done
+[ $# -eq 0 ] || find "$@" -mtime +0 -delete 2>/dev/null
+set --
+for job in $over; do set -- "$@" "beeond-mark.$job"; done
+[ $# -eq 0 ] || rm -f "$@"
+[ -e beeond-mark.{job} ] || exit 0
+rm -f beeond-mark.{job}
+]]
+
+local function mark(job_id, waiting)
+	local values = { job = job_id, path = limit("path", "/usr/bin:/opt/slurm/bin:/usr/local/bin") }
+	if not waiting then
+		return shell("nice -n 19 sh -c " .. quote(fill("PATH={path}:$PATH\n" .. MARK_ONE, values)))
+	end
+	values.state = quote(state())
+	local script = fill("PATH={path}:$PATH\n" .. MARK_ALL .. MARK_ONE, values)
+	return shell(in_turn(state(), "[ -e " .. quote(waiting) .. " ] || exit 0;", "sh -c " .. quote(script)))
 end
 
 -- As the job's user, where the site lets us: SlurmUser seldom sees what users do.
 local LOOKING = [[
-PATH=%s:$PATH
-uid=$(squeue -h -j %d -o '%%A %%U' | sed -n 's/^%d //p')
+PATH={path}:$PATH
+uid=$(squeue -h -j {job} -o '%A %U' | sed -n 's/^{job} //p')
 case $uid in
 '' | 0 | *[!0-9]*) echo 'Slurm no longer knows the job'; exit 1 ;;
 esac
-exec sudo -n -u "#$uid" -- %s bb data_in %d]]
+command -v sudo >/dev/null || { echo 'sudo: not found'; exit 1; }
+exec sudo -n -u "#$uid" -- {controller} bb data_in {job}]]
 
-local function look(job_id, job_script)
-	local limits = read_limits(read_file(LIMITS_FILE))
+-- Two at a time, or one, where that would leave no core. Who does not get a turn in time is not looked for.
+local function look(job_id, as_user)
 	local command = CONTROLLER .. " bb data_in " .. job_id
-	if limits["as-user"] == "yes" then
-		local script = LOOKING:format(limits.path or "/usr/bin", job_id, job_id, CONTROLLER, job_id)
-		command = "sh -c " .. quote(script)
+	if as_user then
+		local values = { job = job_id, path = limit("path", "/usr/bin"), controller = CONTROLLER }
+		command = "sh -c " .. quote(fill(LOOKING, values))
 	end
-	return shell(in_turn(job_script, false, command))
+	local turn = state()
+	if not turn then return shell("nice -n 19 " .. command) end
+	local _, cores = (read_file("/proc/stat") or ""):gsub("\ncpu%d", "")
+	local own = ("%s/hash.%d"):format(turn, cores > 2 and job_id % 2 or 0)
+	local file = io.open(own)
+	if file then
+		file:close()
+		turn = own
+	end
+	return shell(in_turn(turn, "[ $? -ne 1 ] || { echo 'too many jobs at once'; exit 0; };", command))
 end
 
 local function failed(hook, job_id, text)
@@ -563,36 +200,49 @@ local function is_job(job_id)
 	return tostring(job_id):match("^%d+$") ~= nil
 end
 
-local function names_of(job_script)
+-- Whether the job's script has such a directive; `unknown` where it cannot be read.
+local function has(directive, job_script, unknown)
 	local script = read_file(job_script)
-	local _, names = check_script(script or "")
-	return names, script ~= nil
+	if not script then return unknown end
+	if not script:find(directive, 1, true) then return false end
+	local _, names = grammar().check_script(script)
+	return names[directive] ~= nil
 end
 
-local function pools()
-	local text = read_file(POOL_FILE)
-	local bytes = text and size(text) or 2 ^ 50
-	-- In units of the granularity (Slurm 22.05).
-	return ('{"pools":[{"id":"beeond","quantity":%.0f,"granularity":1048576}]}'):format(math.floor(bytes / 2 ^ 20))
-end
-
--- Within slurmctld, which waits: nothing but two small files is looked at.
+-- Within slurmctld, which waits: nothing but a few small files is looked at.
 function slurm_bb_job_process(job_script)
 	local script = read_file(job_script)
 	if not script then return slurm.ERROR, "the job's script cannot be read by slurmctld" end
-	local wrong = check_script(script, site_limits())
+	local fine, ours = pcall(grammar)
+	if not fine then
+		return slurm.ERROR, "burst_buffer.lua: " .. tostring(ours) .. "; this is for the cluster's administrator to mend"
+	end
+	local limits = ours.read_limits(read_file(LIMITS_FILE))
+	limits.pool = (read_file(POOL_FILE) or ""):match("^%s*(.-)%s*$")
+	local wrong = ours.check_script(script, limits)
 	if wrong then return slurm.ERROR, wrong end
 	return slurm.SUCCESS
 end
 
 function slurm_bb_pools()
-	return slurm.SUCCESS, pools()
+	local text = read_file(POOL_FILE)
+	local bytes = text and grammar().size(text) or 2 ^ 50
+	if bytes < 2 ^ 20 then bytes = 2 ^ 50 end -- a number without its unit
+	-- In units of the granularity (Slurm 22.05).
+	local units = ("%.0f"):format(math.floor(bytes / 2 ^ 20))
+	return slurm.SUCCESS, '{"pools":[{"id":"beeond","quantity":' .. units .. ',"granularity":1048576}]}'
 end
 
--- The job is pending, and has no nodes yet: mark it for its Prologs.
-function slurm_bb_setup(job_id, _, _, _, _, job_script)
+-- The job is pending, and has no nodes yet: it is to be marked for its Prologs.
+function slurm_bb_setup(job_id)
 	if not is_job(job_id) then return failed("setup", job_id, "burst_buffer.lua: no job id") end
-	local text, done = mark(job_id, job_script)
+	local path = to_be_marked(job_id)
+	local file = path and io.open(path, "w")
+	if file then
+		file:close()
+		return slurm.SUCCESS
+	end
+	local text, done = mark(job_id)
 	if not done then return failed("setup", job_id, "the job cannot be marked for its nodes: " .. text) end
 	return slurm.SUCCESS
 end
@@ -600,9 +250,24 @@ end
 -- There are no nodes to copy to yet: the Prolog does that. What can be found to be wrong with sources is found now, and
 -- holds the job; where it cannot be looked for, the Prolog finds it.
 function slurm_bb_data_in(job_id, job_script)
-	if not names_of(job_script).stage_in then return slurm.SUCCESS end
 	if not is_job(job_id) then return failed("data_in", job_id, "burst_buffer.lua: no job id") end
-	local text, done = look(job_id, job_script)
+	local path = to_be_marked(job_id)
+	local file = path and io.open(path)
+	if file then
+		file:close()
+		local text, done = mark(job_id, path)
+		if not done then
+			os.remove(path)
+			return failed("data_in", job_id, "the job cannot be marked for its nodes: " .. text)
+		end
+	end
+	if not has("stage_in", job_script, false) then return slurm.SUCCESS end
+	local as_user = limit("as-user") == "yes"
+	local text, done = look(job_id, as_user)
+	if not done and as_user and text:match("^sudo: ") then
+		failed("data_in", job_id, "sources were not looked at as the job's user (see burst-buffer.md, step 6): " .. text)
+		text, done = look(job_id, false)
+	end
 	if not done and text:match("^beeond%-ctl: [^u]") then return failed("data_in", job_id, text) end
 	if text ~= "" then failed("data_in", job_id, "sources were not looked at: " .. text) end
 	return slurm.SUCCESS
@@ -637,10 +302,9 @@ end
 
 -- The Epilogs stage out, and hold the nodes for it. Wait for them, and tell Slurm what became of it.
 function slurm_bb_data_out(job_id, job_script)
-	local names, known = names_of(job_script)
-	if known and not names.stage_out then return slurm.SUCCESS end
+	if not has("stage_out", job_script, true) then return slurm.SUCCESS end
 	if not is_job(job_id) then return failed("data_out", job_id, "burst_buffer.lua: no job id") end
-	local text, done = shell("nice " .. CONTROLLER .. " bb data_out " .. job_id)
+	local text, done = shell("nice -n 19 " .. CONTROLLER .. " bb data_out " .. job_id)
 	if not done then return failed("data_out", job_id, text) end
 	return slurm.SUCCESS
 end
@@ -649,18 +313,15 @@ function slurm_bb_test_data_out()
 	return slurm.SUCCESS, ""
 end
 
--- Nothing of a job is kept here, and what is on nodes is their Epilogs' to remove; they may be another job's by now.
--- Of `hurry` (`scancel --hurry`) the Epilogs learn from Slurm itself. The less is done here the better: Slurm 22.05 may
--- kill this hook when a pending job is cancelled, and does not give its capacity back then.
-function slurm_bb_job_teardown()
+-- Nothing of a job is kept here but that it is to be marked. What is on nodes is their Epilogs' to remove; they may be
+-- another job's by now. Of `hurry` (`scancel --hurry`) the Epilogs learn from Slurm itself. The less is done here
+-- the better: Slurm 22.05 may kill this hook when a pending job is cancelled, and does not give its capacity back then.
+function slurm_bb_job_teardown(job_id)
+	local path = is_job(job_id) and to_be_marked(job_id)
+	if path then os.remove(path) end
 	return slurm.SUCCESS
 end
 
 function slurm_bb_get_status()
 	return slurm.SUCCESS, "beeond: on the job's nodes `beeond-ctl status` shows more\n"
-end
-
--- For tests, which have no Slurm around this.
-if slurm == nil then
-	return { check_script = check_script, directives = directives, read_limits = read_limits }
 end

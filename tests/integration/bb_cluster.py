@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.integration.site_config import CONFIG
 from tests.testbed import Cluster
+from tests.testbed.host import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
+STATE = "/var/lib/slurm/slurmctld"
 
 # A hook of a job waits, before it does anything, for as long as /run/hold/HOOK.JOB is there.
 _HELD = """
@@ -39,6 +40,7 @@ default_queue_depth=1000,bf_max_job_test=1000
 MailProg=/usr/local/bin/mail-to-file
 """
 _MAIL = '#!/bin/sh\necho "$*" >>/run/slurm/mails\n'
+_LOOKING = '[slurm]\nlook_as_user = true\nlists = "/global/%u/.beeond"\n'
 _SUDO = "slurm ALL=(ALL) NOPASSWD: /usr/bin/beeond-ctl bb data_in *\n"
 
 
@@ -47,7 +49,7 @@ def up(name: str, directory: Path) -> Iterator[Cluster]:
     """Such a cluster; `directory` is for what it is made of."""
     lua = directory / "burst_buffer.lua"
     lua.write_text((ROOT / "slurm/burst_buffer.lua").read_text() + _HELD)
-    config = CONFIG.format(kind="directory", more="") + "[slurm]\nlook_as_user = true\n"
+    config = CONFIG.format(kind="directory", more="") + _LOOKING
     with Cluster.up(
         f"{name}{os.getpid() % 10000}",
         nodes=3,
@@ -77,6 +79,17 @@ def see_that_nothing_is_left(bb: Cluster) -> None:
         ).stdout.split()
         assert left == ["/mnt/beeond:", "/nvme/beeond:", "/run/beeond-ctl/jobs:"]
     wait_for("no buffer", lambda: not buffers(bb))
+    log = bb.log("ctl")
+    waiting = [
+        job for job in to_be_marked(bb) if f"teardown for JobId={job} terminated by slurmctld" not in log
+    ]
+    assert waiting == []
+
+
+def to_be_marked(bb: Cluster) -> list[int]:
+    """Jobs that burst_buffer.lua has written down to be marked."""
+    found = bb.run("ctl", ["find", STATE, "-name", "beeond-mark.*", "-printf", "%f "]).stdout
+    return sorted(int(name.partition(".")[2]) for name in found.split())
 
 
 def buffers(bb: Cluster) -> list[int]:
@@ -118,11 +131,6 @@ def show(bb: Cluster, job: int) -> str:
     return bb.run("ctl", ["scontrol", "show", "job", str(job)]).stdout
 
 
-def exists(bb: Cluster, path: str) -> bool:
-    """Whether `path` is on global storage."""
-    return bb.run("login", ["test", "-e", path], check=False).returncode == 0
-
-
 def listing(bb: Cluster, path: str) -> list[str]:
     """What is in a directory of global storage; nothing where there is none."""
     return sorted(bb.run("login", ["ls", "-A", path], check=False).stdout.split())
@@ -133,13 +141,14 @@ def until_in_shell(path: str) -> str:
     return f"for i in $(seq 600); do [ -e {path} ] && break; sleep 0.1; done; rm -f {path}"
 
 
-def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 20) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     """Wait until `condition` is true, and return what it says."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
+
+    def probe() -> tuple[bool, Any]:
+        found = condition()
+        return bool(found), found
+
+    return wait_until(what, probe, timeout_s)
 
 
 def submit_held(bb: Cluster, hook: str, script: str, *arguments: str) -> int:

@@ -52,6 +52,7 @@ INVENTORY = {
             "beeond_ctl_rotate_pause_s": 0,
             "beeond_ctl_drain_poll_s": 1,
             "beeond_ctl_config": CONFIG,
+            "beeond_ctl_controller_pool": "8GiB",
         },
     }
 }
@@ -186,6 +187,9 @@ def test_machines_that_had_nothing_run_a_job_after_one_run(site: Site) -> None:
         assert site.cluster.run(host, ["beeond-ctl", "check"]).returncode == 0
     mode = site.cluster.run("n1", ["stat", "-c", "%a %U", "/etc/beeond-ctl/secret"]).stdout.split()
     assert mode == ["600", "root"]
+    limits = site.cluster.run("ctl", ["beeond-ctl", "bb", "limits"]).stdout
+    assert site.cluster.read("ctl", "/etc/beeond-ctl/limits") == limits
+    assert site.cluster.read("ctl", "/etc/beeond-ctl/pool") == "8GiB\n"
     for host in ("ctl", "login"):  # users are there
         assert not site.cluster.path(host, "/etc/beeond-ctl/secret").exists()
     assert site.cluster.run("n1", ["/usr/libexec/beeond-ctl/health-check"]).returncode == 0
@@ -292,7 +296,7 @@ def test_uninstall_leaves_nothing(site: Site) -> None:
     for host in ("n1", "n2", "login"):
         cluster.run(host, ["rm", "-rf", "/root/.ansible"])
     cluster.wait_clean(site.before)
-    ours = "/usr/bin/beeond-ctl /opt/beeond-ctl /etc/beeond-ctl /etc/slurm/burst_buffer.lua"
+    ours = "/usr/bin/beeond-ctl /opt/beeond-ctl /etc/beeond-ctl /etc/slurm/b*.lua"
     assert (
         cluster.run("ctl", ["sh", "-c", f"ls -d {ours} /usr/lib/*/slurm-wlm/beeond.so"], check=False).stdout
         == ""

@@ -14,17 +14,21 @@ from beeond_ctl.plan import Job, make_plan
 from beeond_ctl.request import decode
 from tests.integration.bb_cluster import (
     ROOT,
+    STATE,
     buffers,
-    exists,
+    let_go,
     listing,
     put,
     see_that_nothing_is_left,
     show,
     state,
+    submit_held,
+    to_be_marked,
     until_in_shell,
     up,
     wait_for,
 )
+from tests.integration.on_cluster import exists, verdicts
 from tests.testbed import Cluster, CommandError
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ pytestmark = pytest.mark.cluster
 
 VECTORS = json.loads((ROOT / "tests/vectors/directives.json").read_text())
 LIMITS = "/etc/beeond-ctl/limits"
+POOL = "/etc/beeond-ctl/pool"
+RULE = "/etc/sudoers.d/beeond-ctl"
 LINE = r"#BB_LUA stage_in source=/global/alice/in\ dir destination=x"
 
 
@@ -170,15 +176,52 @@ def test_a_wrong_source_holds_the_job_with_a_reason_before_it_has_nodes(bb: Clus
     give_up(bb, *jobs)
 
 
-def test_where_nobody_may_look_as_the_user_the_prolog_fails_the_job_and_drains_nothing(bb: Cluster) -> None:
-    kept = bb.read("ctl", LIMITS)
-    put(bb, LIMITS, kept.replace("as-user yes", "as-user no"), "0644")
+def test_what_was_seen_while_the_job_was_pending_is_not_walked_again(bb: Cluster) -> None:
+    make = 'for d in 1 2 3; do mkdir -p listed/$d; for f in 1 2 3; do echo "$d $f" >listed/$d/$f; done; done'
+    bb.run("login", ["sh", "-c", make], user="alice")
+    age = "touch listed.now; echo $(($(stat -c %Z listed.now) - $(stat -c %Z listed)))"
+    wait_for("a tree left alone", lambda: int(bb.run("login", ["sh", "-c", age], user="alice").stdout) > 3)
+    go = "/global/alice/go-listed"
+    bb.submit("alice", f"#!/bin/sh\n{until_in_shell(go)}\n", "-N3", "--exclusive", "-t10")
+    head = "#!/bin/sh\n#BB_LUA stage_in source=/global/%u/listed destination=x\n"
+    job = bb.submit(
+        "alice",
+        head + 'cd "$BEEOND/x"; for f in $(find . -type f | sort); do echo "$f" $(cat $f); done\n',
+        "-N2",
+    )
+    wait_for("staged in", lambda: state(bb, job) == "staged-in")
+    kept = bb.run("login", ["find", "/global/alice/.beeond", "-type", "f", "-printf", "%f %u %m\n"]).stdout
+    assert kept == f"{job}.0.list alice 600\n"
+    change = "echo changed >listed/1/1; echo new >listed/2/4; rm listed/2/1; touch go-listed"
+    bb.run("login", ["sh", "-c", change], user="alice")
+    assert bb.wait_job(job)["JobState"] == "COMPLETED"
+    there = {f"./{d}/{f}": f"{d} {f}" for d in (1, 2, 3) for f in (1, 2, 3)}
+    del there["./2/1"]
+    there |= {"./1/1": "changed", "./2/4": "new"}
+    assert dict(line.split(" ", 1) for line in bb.job_output(job).splitlines()) == there
+    log = bb.run("n1", ["cat", f"/var/log/beeond-ctl/jobs/{job}.jsonl"]).stdout
+    (step,) = (each for each in map(json.loads, log.splitlines()) if each.get("step") == "stage-in")
+    assert step["listed"] == {"directories": 3, "files": 6}
+    assert step["summary"]["copied"] == 9
+    assert listing(bb, "/global/alice/.beeond") == []
+
+
+@pytest.mark.parametrize("lacking", ["look_as_user", "rule for sudo"])
+def test_where_nobody_may_look_as_the_user_the_prolog_fails_the_job_and_drains_nothing(
+    bb: Cluster, lacking: str
+) -> None:
+    kept, rule = bb.read("ctl", LIMITS), bb.read("ctl", RULE)
+    if lacking == "look_as_user":
+        put(bb, LIMITS, kept.replace("as-user yes", "as-user no"), "0644")
+    else:
+        bb.run("ctl", ["rm", RULE])
     try:
         script = "#!/bin/sh\n#BB_LUA stage_in source=/global/alice/gone destination=x\ntrue\n"
         job = bb.submit("alice", script, "-N2")
         assert bb.wait_job(job)["JobState"] == "FAILED"
     finally:
         put(bb, LIMITS, kept, "0644")
+        put(bb, RULE, rule, "0440")
     assert "/global/alice/gone" in bb.job_output(job)
     bb.wait_idle()
 
@@ -199,6 +242,38 @@ def test_what_the_site_does_not_offer_is_refused_at_the_prompt_as_with_the_optio
         bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond capacity=13GiB pool=beeond\ntrue\n")
 
 
+def test_check_sees_that_what_the_hooks_go_by_is_there_and_new(bb: Cluster) -> None:
+    found = verdicts(bb, "ctl")
+    assert found["limits"] == ("ok", LIMITS)
+    assert found["pool"][0] == found["sudo"][0] == "ok"
+    assert {subject for subject, (verdict, _) in found.items() if verdict == "fail"} == set()
+    files = [LIMITS, POOL, "/etc/slurm/beeond_directives.lua", RULE]
+    bb.run("ctl", ["cp", "-a", *files, "/run/slurm"])
+    try:
+        bb.run("ctl", ["sed", "-i", "s/^look .*/look 3/", LIMITS])
+        put(bb, POOL, "much\n", "0644")
+        bb.run("ctl", ["rm", *files[2:]])
+        found = verdicts(bb, "ctl")
+        bb.run("ctl", ["chmod", "600", *files[:2]])
+        unreadable = verdicts(bb, "ctl")
+        with pytest.raises(CommandError, match=r"cannot open /etc/slurm/beeond_directives\.lua"):
+            bb.run("login", ["srun", "--bb=#BB_LUA beeond", "true"], user="alice")
+    finally:
+        for path in files:
+            bb.run("ctl", ["cp", "-a", f"/run/slurm/{path.rpartition('/')[2]}", path])
+    assert found["limits"] == (
+        "warn",
+        f"{LIMITS} is not what the configuration says now; run `beeond-ctl bb limits >{LIMITS}`",
+    )
+    assert found["pool"][0] == "warn"
+    assert "'much' is not a size" in found["pool"][1]
+    assert found["burst buffer"][0] == "fail"
+    assert found["sudo"][0] == "warn"
+    for subject in ("limits", "pool"):
+        assert unreadable[subject][0] == "warn"
+        assert "slurmctld cannot read" in unreadable[subject][1]
+
+
 def test_asking_in_both_ways_at_once_fails_the_job_and_drains_nothing(bb: Cluster) -> None:
     job = bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond\ntrue\n", "-N2", "--beeond")
     assert bb.wait_job(job)["JobState"] == "FAILED"
@@ -214,6 +289,62 @@ def test_the_comment_of_the_user_is_kept(bb: Cluster) -> None:
     job = bb.submit("alice", "#!/bin/sh\n#BB_LUA beeond\ntrue\n", "--comment=for the paper")
     assert bb.wait_job(job)["JobState"] == "COMPLETED"
     assert bb.job(job)["Comment"] == "for the paper beeond:directives"
+
+
+def comments(bb: Cluster) -> dict[str, str]:
+    """Comments of alice's jobs by their ids; what is no line of a job belongs to the one before."""
+    text = bb.run("ctl", ["squeue", "-h", "-u", "alice", "-o", "%A|%k"]).stdout
+    return dict(re.findall(r"^(\d+)\|((?:.*\n)(?:(?!\d+\|).*\n)*)", text, re.MULTILINE))
+
+
+def test_jobs_that_wait_together_are_marked_together_each_in_its_own_comment(bb: Cluster) -> None:
+    blocking = bb.submit(
+        "alice", f"#!/bin/sh\n{until_in_shell('/global/alice/go')}\n", "-N3", "--exclusive", "-t10"
+    )
+    script = "#!/bin/sh\n#BB_LUA beeond\ntrue\n"
+    plain = submit_held(bb, "data_in", script, "-t1")
+    faking = f"x\nJobId={plain} JobName=x JobState=PENDING Comment=mine"
+    others = {
+        submit_held(bb, "data_in", script, "-t1", f"--comment={comment}"): comment
+        for comment in ("", "mine; of beeond's", faking)
+    }
+    jobs = [plain, *others]
+    wait_for("setup", lambda: to_be_marked(bb) == jobs)
+    ended = bb.submit("alice", script, "--hold")
+    give_up(bb, ended)
+    for job in (ended, 99998):
+        bb.run("ctl", ["touch", "-d", "2 days ago", f"{STATE}/beeond-mark.{job}"])
+    let_go(bb)
+    for job in jobs:
+        wait_for("staged in", partial(_is_staged_in, bb, job))
+    assert to_be_marked(bb) == []
+    found = comments(bb)
+    assert found.pop(str(blocking)) == "(null)\n"
+    assert found == {
+        str(job): f"{comment} beeond:directives\n".lstrip(" ")
+        for job, comment in {plain: "", **others}.items()
+    }
+
+
+def _is_staged_in(bb: Cluster, job: int) -> bool:
+    return state(bb, job) == "staged-in"
+
+
+def test_hooks_take_turns(bb: Cluster) -> None:
+    bb.submit("alice", f"#!/bin/sh\n{until_in_shell('/global/alice/go')}\n", "-N3", "--exclusive", "-t10")
+    bb.run("ctl", ["touch", "/run/turn"])
+    holding = (
+        f"exec setsid flock {STATE} sh -c 'while [ -e /run/turn ]; do sleep 0.05; done' >/dev/null 2>&1 &"
+    )
+    bb.run("ctl", ["sh", "-c", holding])
+    wait_for("a turn", lambda: bb.processes("ctl", "^sh -c while"))
+    # %j: Slurm shows hooks a copy of such a script, which is not part of its state.
+    script = "#!/bin/sh\n#BB_LUA stage_out source=. destination=/global/alice/%j\ntrue\n"
+    job = bb.submit("alice", script, "-t1")
+    wait_for("data_in", lambda: bb.processes("ctl", "^flock -w 60 9"))
+    assert to_be_marked(bb) == [job]
+    bb.run("ctl", ["rm", "/run/turn"])
+    wait_for("staged in", lambda: _is_staged_in(bb, job))
 
 
 def test_each_task_of_an_array_has_an_instance_of_its_own(bb: Cluster) -> None:
@@ -232,16 +363,33 @@ def test_each_task_of_an_array_has_an_instance_of_its_own(bb: Cluster) -> None:
         assert told.split() == ["had", "x", str(task), "hello"]
 
 
-def test_each_part_of_a_heterogeneous_job_has_an_instance_of_its_own(bb: Cluster) -> None:
+def run_parts(bb: Cluster, one: str, two: str) -> None:
+    """A heterogeneous job of 1 + 2 nodes with these directives, each of whose tasks leaves a file in its $BEEOND."""
     script = (
-        "#!/bin/sh\n#SBATCH -N1\n#BB_LUA stage_out source=. destination=/global/alice/het/one\n"
-        "#SBATCH hetjob\n#SBATCH -N2\n#BB_LUA stage_out source=. destination=/global/alice/het/two\n"
+        f"#!/bin/sh\n#SBATCH -N1\n{one}#SBATCH hetjob\n#SBATCH -N2\n{two}"
         "srun --het-group=0,1 sh -c 'date >$BEEOND/$SLURM_PROCID'\n"
     )
     job = bb.submit("alice", script)
     wait_for("end", lambda: bb.run("ctl", ["squeue", "-h"]).stdout == "", 60)
     assert "JobState=COMPLETED" in show(bb, job), show(bb, job)
+
+
+def test_each_part_of_a_heterogeneous_job_has_an_instance_of_its_own(bb: Cluster) -> None:
+    run_parts(
+        bb,
+        "#BB_LUA stage_out source=. destination=/global/alice/het/one\n",
+        "#BB_LUA stage_out source=. destination=/global/alice/het/two\n",
+    )
     assert [listing(bb, f"/global/alice/het/{part}") for part in ("one", "two")] == [["0"], ["1", "2"]]
+
+
+def test_a_part_of_a_heterogeneous_job_joins_the_instance_of_another(bb: Cluster) -> None:
+    run_parts(
+        bb,
+        "#BB_LUA beeond share=1\n#BB_LUA stage_out source=. destination=/global/alice/joined\n",
+        "#BB_LUA beeond join=0\n",
+    )
+    assert listing(bb, "/global/alice/joined") == ["0", "1", "2"]
 
 
 def test_jobs_that_begin_later_or_after_others_get_theirs_then(bb: Cluster) -> None:

@@ -19,7 +19,7 @@ from beeond_ctl.request import FLAGS, KEYS, parse_options
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = json.loads((ROOT / "tests/vectors/directives.json").read_text())
-LUA = ROOT / "slurm/burst_buffer.lua"
+LUA = ROOT / "slurm/beeond_directives.lua"
 LUAS = [name for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "luajit") if shutil.which(name)]
 
 
@@ -111,3 +111,19 @@ def test_lua_and_python_agree_on_any_line(words: list[str], start: str) -> None:
 def test_any_words_survive_being_escaped(words: list[str]) -> None:
     escaped = [word.replace("\\", "\\\\").replace(" ", "\\ ").replace("\t", "\\\t") for word in words]
     assert split_words("  ".join(escaped)) == words
+
+
+@pytest.mark.parametrize("program", LUAS)
+def test_a_script_of_directives_without_end_is_refused_at_once(program: str) -> None:
+    many = "\n".join(f"#BB_LUA stage_out source=f{n} destination=/g/{n}" for n in range(257))
+    for script, words in (
+        (many, "more than 256 transfers; name directories instead of single files"),
+        (
+            "#BB_LUA beeond \\\n" * 400_000,
+            "#BB_LUA: the directives are too long; name directories instead of single files",
+        ),
+    ):
+        assert lua(program, script) == words
+        with pytest.raises(RequestError) as caught:
+            parse_directives(lua(program, script, "directives").split("\n"))
+        assert str(caught.value) == words

@@ -22,6 +22,7 @@ SITES = {
     "default": "",
     "mounts": '[mount]\nchoices = ["/scratch x", "/m%1"]\n',
     "beegfs": '[backend]\ndefault = "beegfs"\nallowed = ["beegfs"]\n[beegfs]\ninterfaces = ["ib0", "ib1"]\n',
+    "one node": '[backend]\ndefault = "local"\nallowed = ["local", "glusterfs"]\n',
     "all": '[backend]\nallowed = ["beegfs", "glusterfs", "local"]\n[beegfs]\ninterfaces = ["ib0"]\nlicensed = true\n',
 }
 ASKED = [
@@ -30,12 +31,17 @@ ASKED = [
     "prefer-local=yes",
     "backend=beegfs mirror=yes prefer-local=1", "backend=beegfs mirror=yes", "interfaces=ib0", "interfaces=ib0+eth9",
     "backend=beegfs interfaces=ib0+eth9", "mount=/scratch\\ x", "mount=/scratch\\ x/", "mount=/m%1", "mount=/x{value}",
-    "mount=/elsewhere/", "capacity=1GiB",
+    "mount=/elsewhere/", "capacity=1GiB", "share=1", "backend=local share=1", "backend=beegfs share=1", "join=0",
 ]  # fmt: skip
 
 
 def lua(program: str, lines: list[str], *arguments: str) -> str:
-    argv = [program, str(ROOT / "tests/vectors/check.lua"), str(ROOT / "slurm/burst_buffer.lua"), *arguments]
+    argv = [
+        program,
+        str(ROOT / "tests/vectors/check.lua"),
+        str(ROOT / "slurm/beeond_directives.lua"),
+        *arguments,
+    ]
     script = "\n".join(["#!/bin/sh", *lines, "true", ""])
     return os.fsdecode(
         subprocess.run(argv, input=os.fsencode(script), capture_output=True, check=True).stdout
@@ -81,6 +87,15 @@ def test_more_than_all_nodes_have_is_refused(tmp_path: Path, program: str) -> No
     assert told == (
         "#BB_LUA beeond: capacity=2049GiB is more than all nodes have together, which is 2TiB; ask for less"
     )
+
+
+def test_lists_are_made_only_where_sources_are_looked_at_as_their_users() -> None:
+    lists = 'lists = "/scratch/%u/.beeond"\n'
+    assert (
+        "lists /scratch/%u/.beeond"
+        in make_limits(parse(f"[slurm]\nlook_as_user = true\n{lists}")).splitlines()
+    )
+    assert "lists" not in make_limits(parse(f"[slurm]\n{lists}"))
 
 
 def test_what_the_hooks_need_to_know_stands_in_the_limits_too() -> None:

@@ -99,6 +99,20 @@ def test_a_node_may_be_out_of_service_for_several_reasons(tmp_path: Path) -> Non
     assert "State=RESUME" in arguments.read_text().splitlines()
 
 
+def test_a_users_words_in_a_reason_make_no_reason_of_their_own_and_do_not_cut_off_what_to_do(
+    tmp_path: Path,
+) -> None:
+    arguments = scontrol(tmp_path)
+    slurm.drain(
+        [str(tmp_path)], "n1", f"beeond: job 7: a | | beeond: job 8: b|c {'x' * 2000}; run: recover 7"
+    )
+    (told,) = (line for line in arguments.read_text().splitlines() if line.startswith("Reason="))
+    assert "|" not in told
+    assert told.startswith("Reason=beeond: job 7: a ")
+    assert told.endswith("; run: recover 7")
+    assert len(told) < 1100
+
+
 def test_a_node_that_is_out_of_service_for_something_else_stays_so(tmp_path: Path) -> None:
     arguments = scontrol(tmp_path, "beeond: job 77: kept")
     slurm.undrain([str(tmp_path)], "n1", "beeond: job 7:")
@@ -116,9 +130,9 @@ def test_slurms_own_words_are_passed_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
-        ("printf 'JobId=42 JobName=x\\n JobState=RUNNING Reason=Prolog\\n'", True),
-        ("printf 'JobId=42 JobName=x\\n JobState=COMPLETING Reason=None\\n'", False),
-        ("printf 'JobId=42 JobName=x\\n JobState=CANCELLED Reason=None\\n'", False),
+        ("echo '41 CANCELLED'; echo '42 RUNNING n[1-3]'", True),
+        ("echo '42 COMPLETING n[1-3]'", False),
+        ("echo '42 CANCELLED'", False),
         ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
         ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", True),
     ],
@@ -126,7 +140,7 @@ def test_slurms_own_words_are_passed_on(tmp_path: Path) -> None:
 def test_a_job_is_given_up_only_when_slurm_says_that_it_is_over(
     tmp_path: Path, answer: str, wanted: bool
 ) -> None:
-    script(tmp_path, "scontrol", answer)
+    script(tmp_path, "squeue", answer)
     assert slurm.job_wants_us([str(tmp_path)], 42) is wanted
 
 

@@ -1,4 +1,4 @@
--- Runs burst_buffer.lua without Slurm: script on stdin, on stdout its directives, or what is wrong with them; the
+-- Runs beeond_directives.lua: script on stdin, on stdout its directives, or what is wrong with them; the
 -- site's limits in the file of that name, if there is one.
 local bb = dofile(arg[1])
 local script = io.read("*a")
