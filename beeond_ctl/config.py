@@ -22,13 +22,11 @@ from pydantic import (
     model_validator,
 )
 
-from beeond_ctl import overrides
+from beeond_ctl import CONFIG_PATH, overrides
 from beeond_ctl.errors import ConfigError
 from beeond_ctl.units import parse_size
 
-DEFAULT_PATH: Final = Path("/etc/beeond-ctl/config.toml")
-CONFIG_VARIABLE: Final = "BEEOND_CTL_CONFIG"
-"""Names another file; honoured by `beeond-ctl --config` only, never by Prolog and Epilog."""
+DEFAULT_PATH: Final = Path(CONFIG_PATH)
 
 
 def _absolute(text: str) -> str:
@@ -275,6 +273,12 @@ class Staging(_Section):
     job_check: Seconds = Field(10, description="seconds between two looks whether the job is still there")
 
 
+def _of_each_user(text: str) -> str:
+    if "%u" not in text or "%" in text.replace("%u", ""):
+        raise ValueError("want a directory of each user's own: %u stands for the user's name")
+    return text
+
+
 class Slurm(_Section):
     """How Slurm is spoken to."""
 
@@ -287,7 +291,8 @@ class Slurm(_Section):
     )
     tell_in_output: bool = Field(
         True,
-        description="append a line to the job's output, as its user, that says what became of the stage-out",
+        description="warn a job, in its output, when its time limit is nearer than the end of its stage-out would be; "
+        "after the job append a line, as its user, that says what became of the stage-out",
     )
     tell_in_accounting: bool = Field(
         False,
@@ -298,6 +303,12 @@ class Slurm(_Section):
         False,
         description="on the hosts of slurmctld, sudo lets SlurmUser run `beeond-ctl bb data_in` as any user: sources "
         "of pending jobs are looked at as their users; see docs/burst-buffer.md",
+    )
+    lists: Annotated[str, AfterValidator(_absolute), AfterValidator(_of_each_user)] | None = Field(
+        None,
+        description="with look_as_user, a directory of each user's on global storage, such as /scratch/%u/.beeond; "
+        "what is seen there of sources on the same file system is listed for stage-in. It is made where it is missing, "
+        "what is above of it is not",
     )
 
 
@@ -421,8 +432,22 @@ def parse(text: str, name: str = str(DEFAULT_PATH)) -> SiteConfig:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         what = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            what = f"no such key; {_near(first['loc'])}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(f"{name}: {where}: {what}{more}; see `beeond-ctl check`") from None
+
+
+def _near(loc: tuple[int | str, ...]) -> str:
+    """The keys that may stand where `loc` points, or the one that was probably meant."""
+    import difflib
+
+    keys = list(SiteConfig.model_fields)
+    if len(loc) > 1 and loc[0] in SiteConfig.model_fields:
+        section = SiteConfig.model_fields[str(loc[0])].annotation
+        keys = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(loc[-1]), keys, 1)
+    return f"did you mean {close[0]}?" if close else f"the keys are {', '.join(keys)}"
 
 
 def load(path: Path = DEFAULT_PATH) -> SiteConfig:

@@ -92,6 +92,10 @@ class Plan:
     """First port of the block that the nodes agreed on."""
     edition: str = ""
     """Generation of the file system's programs that the nodes agreed on, where there are several."""
+    guests: tuple[str, ...] = ()
+    """Those of `nodes`, its last ones, that belong to other components of the job, and only mount."""
+    run_as: int | None = None
+    """The job that has its run directory here, where it is another component's."""
 
     @property
     def leader(self) -> str:
@@ -99,8 +103,13 @@ class Plan:
         return self.servers[0]
 
     @cached_property
+    def own_nodes(self) -> tuple[str, ...]:
+        """The nodes of the job whose instance it is."""
+        return self.nodes[: len(self.nodes) - len(self.guests)]
+
+    @cached_property
     def _with_storage(self) -> tuple[str, ...]:
-        return with_storage(self.config, self.nodes)
+        return with_storage(self.config, self.own_nodes)
 
     @cached_property
     def servers(self) -> tuple[str, ...]:
@@ -108,6 +117,14 @@ class Plan:
         if self.backend != "beegfs":
             return self._with_storage
         return max(self.storage_nodes, self.meta_nodes, key=len)
+
+    @cached_property
+    def _serving(self) -> frozenset[str]:
+        return frozenset(self.servers)
+
+    def serves(self, node: str) -> bool:
+        """Whether `node` is one of `servers`."""
+        return node in self._serving
 
     @cached_property
     def storage_nodes(self) -> tuple[str, ...]:
@@ -120,7 +137,7 @@ class Plan:
     @property
     def run_dir(self) -> str:
         """Directory of this job's state files on a node."""
-        return f"{self.config.paths.run}/jobs/{self.job.job_id}"
+        return f"{self.config.paths.run}/jobs/{self.run_as or self.job.job_id}"
 
     @property
     def mount_point(self) -> str:
@@ -229,10 +246,20 @@ def choose_backend(config: SiteConfig, request: Request, node_count: int) -> str
     """The backend for `request` on `node_count` nodes. Raises RequestError when site or job do not allow it."""
     wanted = request.backend
     if wanted is None:
-        return "local" if node_count == 1 and config.backend.local_for_one_node else config.backend.default
+        alone = node_count == 1 and config.backend.local_for_one_node and request.share is None
+        wanted = "local" if alone else config.backend.default
+        if wanted == "local" and request.share is not None:
+            raise RequestError(
+                "--beeond: share cannot be had of this site's file system, which is for one node"
+            )
+        return wanted
     if wanted not in config.backend.allowed:
         raise RequestError(
             f"--beeond: backend={wanted} is not offered here; choose {' or '.join(config.backend.allowed)}"
+        )
+    if wanted == "local" and request.share is not None:
+        raise RequestError(
+            "--beeond: share does not apply to backend local, which is for one node; leave one of them out"
         )
     if wanted == "local" and node_count > 1:
         raise RequestError(
@@ -320,12 +347,24 @@ MIN_IMAGE: Final = 512 * 1024**2
 
 
 def make_plan(
-    config: SiteConfig, request: Request, job: Job, nodes: tuple[str, ...], *, block: int | None = None
+    config: SiteConfig,
+    request: Request,
+    job: Job,
+    nodes: tuple[str, ...],
+    *,
+    block: int | None = None,
+    guests: tuple[str, ...] = (),
+    run_as: int | None = None,
 ) -> Plan:
     """The plan for `request` on `nodes`; `block` is the agreed port block, by default the first candidate.
 
-    Raises RequestError when the request does not fit the site or the node list.
+    `guests` are nodes of other components of the job, that only mount; for `run_as` see Plan. Raises RequestError when
+    the request does not fit the site or the node list.
     """
+    if request.join is not None:
+        raise RequestError(
+            f"--beeond: join={request.join} has no plan of its own; see that of component {request.join}"
+        )
     check_request(config, request, len(nodes))
     there = len(with_storage(config, nodes))
     if there == 0:
@@ -338,7 +377,9 @@ def make_plan(
         config=config,
         request=request,
         job=job,
-        nodes=nodes,
+        nodes=(*nodes, *guests),
         backend=choose_backend(config, request, len(nodes)),
         block=port_blocks(config, job)[0] if block is None else block,
+        guests=guests,
+        run_as=run_as,
     )

@@ -15,10 +15,13 @@ from beeond_ctl.errors import RequestError
 from beeond_ctl.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MAX_ENCODED: Final = 64 * 1024
 """Bytes an encoded request may have. Linux allows one environment string 128 KiB (execve(2))."""
+
+_MOST_TRANSFERS: Final = 256
+"""Of one direction: slurmctld waits while they are checked."""
 
 FLAGS: Final[Mapping[str, str]] = {
     "delete": "also delete at the destination what the source no longer has",
@@ -56,6 +59,10 @@ class Request:
     interfaces: str | None = None
     """Names joined by '+', best first."""
     mount: str | None = None
+    share: str | None = None
+    """Numbers of components of a heterogeneous job, joined by '+', that mount this file system too."""
+    join: int | None = None
+    """The component of a heterogeneous job whose file system is to be mounted; then nothing else is asked for."""
     stage_in: tuple[Transfer, ...] = field(default=())
     stage_out: tuple[Transfer, ...] = field(default=())
 
@@ -105,6 +112,18 @@ def _counts(text: str) -> str:
     return text
 
 
+def _component(text: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,2}", text):
+        raise ValueError("want the number of a component of this job, from 0 on")
+    return int(text)
+
+
+def _components(text: str) -> str:
+    if not re.fullmatch(r"(0|[1-9][0-9]{0,2})(\+(0|[1-9][0-9]{0,2}))*", text):
+        raise ValueError("want numbers of components of this job, from 0 on, joined by '+', such as 1+2")
+    return text
+
+
 def _interfaces(text: str) -> str:
     if not all(re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", part) for part in text.split("+")):
         raise ValueError("want names of network interfaces joined by '+', such as ib0+ib1")
@@ -115,6 +134,13 @@ def _chunk(text: str) -> int:
     size = parse_size(text)
     if size < 64 * 1024 or size & (size - 1):
         raise ValueError("want a power of two of at least 64KiB, such as 1MiB")
+    return size
+
+
+def _capacity(text: str) -> int:
+    size = parse_size(text)
+    if size < 1024**2:
+        raise ValueError("want at least 1MiB, with its unit, such as 2TiB")
     return size
 
 
@@ -151,7 +177,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "chunk-size": Key(
         "chunk_size", _chunk, "SIZE", "bytes of a file on one target before the next one's turn"
     ),
-    "capacity": Key("capacity", parse_size, "SIZE", "space for the whole job, over all its nodes"),
+    "capacity": Key("capacity", _capacity, "SIZE", "space for the whole job, over all its nodes"),
     "mirror": Key("mirror", _flag, "yes|no", "keep two copies on two nodes"),
     "prefer-local": Key(
         "prefer_local", _flag, "yes|no", "new files on the targets of the node that makes them"
@@ -160,6 +186,10 @@ KEYS: Final[Mapping[str, Key]] = {
         "interfaces", _interfaces, "IF[+IF]", "network interfaces, out of those that the site allows"
     ),
     "mount": Key("mount", _mount, "PATH", "mount point, out of those that the site allows"),
+    "share": Key("share", _components, "N[+N]", "components of a heterogeneous job that mount it too"),
+    "join": Key(
+        "join", _component, "N", "mount that of component N, and have none of one's own; stands alone"
+    ),
 }
 
 
@@ -197,6 +227,13 @@ def parse_options(options: Iterable[tuple[str, str]]) -> Request:
     A key given twice keeps its last value, as with Slurm's own options; stage options all count.
     Raises RequestError naming the option, the value and what would be right.
     """
+    request = _parse(options)
+    check_deletions(request.stage_in)
+    check_deletions(request.stage_out)
+    return request
+
+
+def _parse(options: Iterable[tuple[str, str]]) -> Request:
     values: dict[str, Any] = {}
     stages: dict[str, list[Transfer]] = {"beeond-stage-in": [], "beeond-stage-out": []}
     for name, text in options:
@@ -208,9 +245,46 @@ def parse_options(options: Iterable[tuple[str, str]]) -> Request:
             raise RequestError(
                 f"--{name}: no such option; the options are --beeond, --beeond-stage-in and --beeond-stage-out"
             )
+    if "join" in values and (len(values) > 1 or any(stages.values())):
+        raise RequestError(
+            f"join={values['join']} stands alone: component {values['join']}, whose file system it is, says all else"
+        )
     return Request(
         **values, stage_in=tuple(stages["beeond-stage-in"]), stage_out=tuple(stages["beeond-stage-out"])
     )
+
+
+def check_deletions(transfers: Sequence[Transfer]) -> None:
+    """See that no transfer with `delete` would delete what another one of the same direction copies.
+
+    Raises RequestError. By the names alone: links may still lead two names to one place.
+    """
+    if len(transfers) > _MOST_TRANSFERS:
+        raise RequestError(f"more than {_MOST_TRANSFERS} transfers; name directories instead of single files")
+    for deleting in transfers:
+        if "delete" in deleting.flags:
+            top = _parts(deleting.destination)
+            for other in transfers:
+                if other != deleting and _parts(other.destination)[: len(top)] == top:
+                    raise RequestError(
+                        f"delete at {show(deleting.destination)} would delete what another transfer copies to "
+                        f"{show(other.destination)}; take the flag away, or name another place"
+                    )
+
+
+def _parts(path: str) -> list[str]:
+    """The names that `path` leads through.
+
+    >>> _parts("/a/./b//../c/")
+    ['a', 'c']
+    """
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return parts
 
 
 def _parse_keys(text: str) -> dict[str, Any]:
@@ -229,6 +303,7 @@ def _parse_keys(text: str) -> dict[str, Any]:
     return values
 
 
+_FLAG_BY_COMMA: Final = re.compile(rf"(?<!\\),({'|'.join(FLAGS)})$")
 _INSIDE: Final = ("$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}")
 
 
@@ -241,6 +316,11 @@ def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
     parts = split_escaped(text, ":")
     if len(parts) not in {2, 3}:
         raise RequestError(f"{option}: {show(text)} is not {form}; write '\\:' for a colon in a path")
+    if len(parts) == 2 and (mistaken := _FLAG_BY_COMMA.search(text)):
+        raise RequestError(
+            f"{option}: {show(mistaken[0])} in {show(text)} is part of a name; "
+            f"write {show(':' + mistaken[1])} for the flag, or '\\,' for a comma in a path"
+        )
     flags = tuple(sorted(set(parts[2].split("+")))) if len(parts) == 3 else ()
     for flag in flags:
         if flag not in FLAGS:
@@ -410,6 +490,8 @@ def decode(text: str) -> Request:
         raise RequestError(
             "the request that came with the job is not readable; submit it with --beeond again"
         ) from None
+    if not _is_text_of_bytes(data):
+        raise RequestError("the request that came with the job is malformed")
     if not isinstance(data, dict) or data.pop("v", None) != _VERSION:
         raise RequestError(
             "the request that came with the job is of another version of beeond-ctl; submit the job again"
@@ -426,7 +508,16 @@ def decode(text: str) -> Request:
             pieces.append(f"{by_field[name]}={escape(plain)}")
         else:
             raise RequestError(f"the request that came with the job has an unknown part {show(str(name))}")
-    return parse_options([("beeond", ",".join(pieces)), *options])
+    return _parse([("beeond", ",".join(pieces)), *options])
+
+
+def _is_text_of_bytes(data: object) -> bool:
+    r"""Whether all text in `data` can be what Python made of bytes; JSON can also say "\ud800"."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _raw_transfers(value: object, option: str) -> list[str]:

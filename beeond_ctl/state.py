@@ -30,6 +30,17 @@ PHASES: Final = (
 _VERSION: Final = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """Who has part in an instance that components of a heterogeneous job share. The same on all their nodes."""
+
+    job: Job
+    """The component whose instance it is."""
+    nodes: tuple[str, ...]
+    guests: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
+    """The others: number of the component, job id, nodes."""
+
+
 @dataclass(slots=True)
 class State:
     """What has been, or may have been, done on this node."""
@@ -58,8 +69,16 @@ class State:
     secret: str = ""
     """Name of the site secret that the instance's keys come from (`keys.name_of`); empty until the leader told it."""
     names: dict[str, Any] = field(default_factory=dict)
+    kin: Kin | None = None
     processes: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Service name to pid and start time (clock ticks since boot, proc(5))."""
+    watch: tuple[int, int] | None = None
+    """Pid and start time of the process that warns the job (`beeond_ctl.watch`); it may have ended by itself."""
+
+    @property
+    def instance(self) -> Job:
+        """The job whose instance it is: this one, or another component of a heterogeneous job."""
+        return self.kin.job if self.kin else self.job
 
 
 def run_dir(root: str, job_id: int) -> Path:
@@ -102,7 +121,9 @@ def read(root: str, job_id: int) -> State | None:
             )
         data["job"] = Job(**data["job"])
         data["nodes"] = tuple(data["nodes"])
+        data["kin"] = read_kin(data.get("kin"))
         data["processes"] = {name: (pid, start) for name, (pid, start) in data["processes"].items()}
+        data["watch"] = tuple(data["watch"]) if data.get("watch") else None
         return State(**data)
     except FileNotFoundError:
         return None
@@ -110,6 +131,14 @@ def read(root: str, job_id: int) -> State | None:
         raise NodeError(
             f"{path}: cannot be read ({error}); look at the job's targets before anything is wiped"
         ) from None
+
+
+def read_kin(data: Any) -> Kin | None:  # noqa: ANN401 - of JSON
+    """What `dataclasses.asdict` and JSON have made of a Kin."""
+    if data is None:
+        return None
+    guests = tuple((number, job_id, tuple(nodes)) for number, job_id, nodes in data["guests"])
+    return Kin(Job(**data["job"]), tuple(data["nodes"]), guests)
 
 
 def read_all(root: str) -> list[State]:

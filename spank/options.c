@@ -17,7 +17,7 @@ static struct spank_option options[] = {
 	{ "beeond", "[KEY=VALUE,...]",
 	  "[beeond] a parallel file system of the job's own, over the NVMe of its nodes, mounted at $BEEOND. "
 	  "Keys: backend, meta, storage, stripe-count, stripe-dirs, chunk-size, capacity, mirror, prefer-local, "
-	  "interfaces, mount",
+	  "interfaces, mount, share, join",
 	  2 /* getopt's optional_argument */, OPT_BEEOND, collect },
 	{ "beeond-stage-in", "SRC:DST[:FLAGS]",
 	  "[beeond] copy SRC of global storage to DST, relative to $BEEOND, before the job starts. "

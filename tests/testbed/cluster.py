@@ -184,6 +184,8 @@ class Cluster:
                 node.furnish(root, machine, self.machines(), self._room() / "keys", conf)
                 if burst_buffer:
                     node.put(root, "etc/slurm/burst_buffer.lua", burst_buffer.read_text())
+                    beside = product.PROJECT / "slurm/beeond_directives.lua"
+                    node.put(root, "etc/slurm/beeond_directives.lua", beside.read_text())
                     node.put(
                         root, "etc/beeond-ctl/pool", f"{nodes * int(device_size[:-1])}{device_size[-1]}\n"
                     )
@@ -626,6 +628,8 @@ class Cluster:
         """Start a machine again and its services; Slurm is told that the node was rebooted."""
         machine = self._machine(name)
         self._start_machine(machine)
+        if self.path(name, product.CONFIG_PATH).exists():
+            product.make_directories(self.path(name, "/"), machine)
         self._boot(machine, *(["-b"] if machine.role == "compute" else []))
 
     def reboot(self, name: str) -> None:

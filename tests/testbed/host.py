@@ -266,6 +266,11 @@ class Loop:
     backing_file: str
 
 
+def mount_table(pid: int | str = "self") -> list[str]:
+    """The lines of a process's mount table (proc(5), mountinfo). Names may be any bytes: other tests mount, too."""
+    return Path(f"/proc/{pid}/mountinfo").read_bytes().decode(errors="surrogateescape").split("\n")[:-1]
+
+
 def loops() -> list[Loop]:
     """All loop devices of this machine that have a file behind them."""
     found = []

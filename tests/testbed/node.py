@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.testbed import ns, slurm
+from tests.testbed import host, ns, slurm
 
 HIDDEN = [
     "etc/slurm",
@@ -290,7 +290,7 @@ def software_file_systems() -> dict[str, str]:
     `/` always; `/usr`, `/var` and the like where they are file systems of their own.
     """
     found = {"/": ""}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in host.mount_table():
         before, after = line.split(" - ")
         path, kind = before.split()[4], after.split()[0]
         if kind in DISK_TYPES and any(path == top or path.startswith(top + "/") for top in SOFTWARE):

@@ -10,6 +10,7 @@ import secrets
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,18 +144,31 @@ def install(root: Path, machine: Machine, config_text: str, secret: str) -> None
     put(root, CONFIG_PATH, config_text)
     if machine.role in NODES_AND_CONTROLLER:
         put(root, SECRET_PATH, secret + "\n", 0o600)
-    if machine.role == "compute":
-        for path, mode in DIRECTORIES.items():
-            (root / path.lstrip("/")).mkdir(mode=mode, parents=True, exist_ok=True)
+    make_directories(root, machine)
     command = root / "usr/bin/beeond-ctl"
     command.unlink(missing_ok=True)
     os.symlink(_controller(), command)
 
 
+def make_directories(root: Path, machine: Machine) -> None:
+    """What an installation makes, and systemd-tmpfiles at each boot."""
+    if machine.role == "compute":
+        for path, mode in DIRECTORIES.items():
+            (root / path.lstrip("/")).mkdir(mode=mode, parents=True, exist_ok=True)
+
+
 def compile_python() -> None:
-    """Write the bytecode that an installation would have: the nodes see the project read-only."""
+    """Write the bytecode that an installation would have: the nodes see the project read-only.
+
+    For their users to read: a root of another umask may have written it before.
+    """
     argv = [str(_environment() / "bin/python"), "-m", "compileall", "-q", str(PROJECT / "beeond_ctl")]
-    subprocess.run(argv, check=False, stdout=subprocess.DEVNULL)
+    subprocess.run(argv, check=False, stdout=subprocess.DEVNULL, umask=0o022)
+    for directory in (PROJECT / "beeond_ctl").rglob("__pycache__"):
+        directory.chmod(0o755)
+        for path in directory.glob("*.pyc"):
+            with suppress(FileNotFoundError):  # another process is just writing it
+                path.chmod(0o644)
 
 
 def _environment() -> Path:

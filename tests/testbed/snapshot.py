@@ -90,7 +90,7 @@ def devices(init: host.Process) -> set[int]:
 
 def _devices_and_paths(pid: int) -> list[tuple[int, str]]:
     found = []
-    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+    for line in host.mount_table(pid):
         _, _, number, _, path = line.split()[:5]
         major, minor = number.split(":")
         found.append((os.makedev(int(major), int(minor)), path))
@@ -114,7 +114,7 @@ def _processes(init: host.Process) -> Iterator[str]:
 def _mounts(init: host.Process) -> list[tuple[str, str]]:
     """Mount point, and the line that tells it: mount point, type, source, root within the source, options."""
     found = []
-    for line in Path(f"/proc/{init.pid}/mountinfo").read_text().splitlines():
+    for line in host.mount_table(init.pid):
         before, after = line.split(" - ")
         _, _, _, within, path, options = before.split()[:6]
         kind, source = after.split()[:2]

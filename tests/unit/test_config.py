@@ -36,6 +36,8 @@ def test_a_configuration_survives_being_stored_with_an_instance() -> None:
         ("[deadlines]\nmeet = -1", ["deadlines.meet"]),
         ("[storage]\nsize = 3", ["storage.size"]),
         ("[mount]\nroot = '/mnt/../etc'", ["mount.root", ".."]),
+        ("[slurm]\nlists = '/scratch/lists'", ["slurm.lists", "%u"]),
+        ("[slurm]\nlists = '/scratch/%u/%j'", ["slurm.lists", "%u"]),
         ("[mount]\nchoices = ['/mnt/beeond']", ["/mnt/beeond", "lies in"]),
         ("[mount]\nchoices = ['/mnt/beeond/x']", ["/mnt/beeond/x", "lies in"]),
         ("[storage]\npaths = ['/a/b', '/a/b/c']", ["/a/b/c", "lies in"]),

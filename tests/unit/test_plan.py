@@ -37,6 +37,19 @@ def test_one_node_gets_a_local_directory_unless_asked_otherwise() -> None:
     assert choose_backend(SITE, Request(), 1) == "local"
     assert choose_backend(SITE, Request(), 2) == "glusterfs"
     assert choose_backend(SITE, Request(backend="glusterfs"), 1) == "glusterfs"
+    assert choose_backend(SITE, Request(share="1"), 1) == "glusterfs"
+
+
+def test_guests_mount_what_the_other_nodes_serve_and_keep_their_state_apart() -> None:
+    alone = make_plan(SITE, Request(share="1", capacity=2**30), JOB, ("n1", "n2"))
+    plan = make_plan(
+        SITE, Request(share="1", capacity=2**30), JOB, ("n1", "n2"), guests=("g1", "a1"), run_as=43
+    )
+    assert (plan.nodes, plan.own_nodes) == (("n1", "n2", "g1", "a1"), ("n1", "n2"))
+    assert (plan.servers, plan.leader) == (alone.servers, "n1")
+    for name in ("mount_point", "targets", "target_capacity", "rendezvous_ports"):
+        assert getattr(plan, name) == getattr(alone, name)
+    assert plan.run_dir == alone.run_dir.replace("/42", "/43")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +57,9 @@ def test_one_node_gets_a_local_directory_unless_asked_otherwise() -> None:
     [
         ("", Request(backend="lustre"), 2, ["backend=lustre", "glusterfs"]),
         ("", Request(backend="local"), 2, ["one node"]),
+        ("", Request(backend="local", share="1"), 1, ["share does not apply to backend local"]),
+        ('[backend]\ndefault = "local"', Request(share="1"), 1, ["share cannot be had"]),
+        ("", Request(join=0), 2, ["join=0 has no plan of its own", "component 0"]),
         ("", Request(mount="/beeond"), 2, ["mount=/beeond", "none"]),
         ('[mount]\nchoices = ["/beeond"]', Request(mount="/etc"), 2, ["mount=/etc", "/beeond"]),
         ("", Request(stripe_count=4), 2, ["stripe-count", "glusterfs"]),

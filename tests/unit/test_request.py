@@ -39,11 +39,12 @@ requests = st.builds(
     stripe_count=st.none() | st.integers(1, 999),
     stripe_dirs=st.none() | st.sampled_from(["8", "1+8+32"]),
     chunk_size=st.none() | st.integers(16, 30).map(lambda power: 2**power),
-    capacity=st.none() | st.integers(1, 2**60),
+    capacity=st.none() | st.integers(2**20, 2**60),
     mirror=st.none() | st.booleans(),
     prefer_local=st.none() | st.booleans(),
     interfaces=st.none() | st.sampled_from(["ib0", "ib0+eth1.8"]),
     mount=st.none() | names.map(lambda text: "/" + text.rstrip("/")),
+    share=st.none() | st.sampled_from(["0", "1+2"]),
     stage_in=st.lists(st.builds(Transfer, absolute, relative, flags), max_size=3).map(tuple),
     stage_out=st.lists(st.builds(Transfer, relative, absolute, flags), max_size=3).map(tuple),
 )
@@ -55,6 +56,13 @@ def test_a_request_survives_its_journey_through_the_environment(request_: Reques
     assert text.isascii()
     assert text.isprintable()
     assert decode(text) == request_
+
+
+def test_who_joins_asks_for_nothing_else() -> None:
+    assert decode(encode(parse_options([("beeond", "join=0")]))) == Request(join=0)
+    for others in ([("beeond", "mirror=no")], [("beeond-stage-out", "x:/y")]):
+        with pytest.raises(RequestError, match="join=0 stands alone: component 0"):
+            parse_options([("beeond", "join=0"), *others])
 
 
 @given(any_text)
@@ -108,6 +116,8 @@ def test_any_option_text_is_parsed_or_refused_on_one_printable_line(text: str, o
         ("beeond", "stripe-count", ["stripe-count=N"]),
         ("beeond", "chunk-size=100k", ["'100k'", "power of two"]),
         ("beeond", "capacity=lots", ["'lots'", "2TiB"]),
+        ("beeond", "capacity=10", ["'10'", "1MiB"]),
+        ("beeond-stage-out", "out:/global/out,update", ["',update'", "':update'"]),
         ("beeond", "mirror=maybe", ["'maybe'", "yes or no"]),
         ("beeond", "mount=work", ["'work'", "absolute"]),
         ("beeond", "mount=/a/../b", ["absolute path without '..'"]),
@@ -191,3 +201,9 @@ def test_a_request_that_is_too_long_for_an_environment_is_refused() -> None:
     many = tuple(Transfer("/" + "x" * 200, f"d{i}") for i in range(MAX_ENCODED // 200))
     with pytest.raises(RequestError, match="name directories"):
         encode(Request(stage_in=many))
+
+
+@pytest.mark.parametrize("text", [r'{"v":1,"mount":"/\ud800"}', r'{"v":1,"stage_in":[["/\udc41","in",[]]]}'])
+def test_a_request_with_text_that_no_bytes_make_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="malformed"):
+        decode(text)

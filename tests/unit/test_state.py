@@ -32,6 +32,9 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert states.read(str(tmp_path), 42) == state
     assert states.read_all(str(tmp_path)) == [state]
     assert states.read(str(tmp_path), 43) is None
+    state.kin = states.Kin(Job(41, 1000, 1000, "alice", 2), ("n3",), ((1, 42, ("n1", "n2")),))
+    states.write(str(tmp_path), state)
+    assert states.read(str(tmp_path), 42) == state
 
 
 def test_a_state_is_roots_alone(tmp_path: Path) -> None:
