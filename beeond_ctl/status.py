@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-import threading
-from contextlib import suppress
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from beeond_ctl import events, hints, mounts, slurm, storage, supervisor
 from beeond_ctl import state as states
+from beeond_ctl.aside import aside
 from beeond_ctl.plan import choose_backend
 from beeond_ctl.request import decode
 from beeond_ctl.units import format_size
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _USABLE: Final = frozenset(["ready", "staging-in", "staging-out"])
+_KEPT: Final = "data kept"
 ANSWER_S: Final = 5.0
 """How long a mounted file system may take to say how full it is, before it counts as not answering."""
 
@@ -32,7 +34,7 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
     known = set()
     for state in states.read_all(config.paths.run):
         known.add(state.job.job_id)
-        if job_id in (None, state.job.job_id):
+        if job_id in (None, state.job.job_id, state.instance.job_id):
             found.append(_from_state(config, state))
     for record in storage.read_records(config):
         if record.job_id not in known and job_id in (None, record.job_id):
@@ -40,8 +42,8 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
             found.append(
                 {
                     "job": record.job_id, "node": record.node, "phase": f"{record.phase} (node was rebooted)",
-                    "user": record.job.user, "nodes": slurm.fold_nodes(record.nodes),
-                    "reason": f"beeond-ctl recover {record.job_id} --nodes {slurm.fold_nodes(record.nodes)}",
+                    "user": record.job.user, "nodes": (nodes := slurm.fold_nodes(record.nodes)), "health": _KEPT,
+                    "reason": f"beeond-ctl recover {record.job_id} --nodes {shlex.quote(nodes)}",
                 }
             )  # fmt: skip
     return found
@@ -49,7 +51,8 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
 
 def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
     request = decode(state.request)
-    point = request.mount or f"{config.mount.root}/{state.job.job_id}"
+    job = state.instance
+    point = request.mount or f"{config.mount.root}/{job.job_id}"
     services = {
         name: "running" if supervisor.alive(supervisor.Process(name, *process)) else "dead"
         for name, process in state.processes.items()
@@ -65,10 +68,11 @@ def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
         "phase": state.phase,
         "user": state.job.user,
         "nodes": slurm.fold_nodes(state.nodes),
+        **({"instance": job.job_id} if job != state.job else {}),
         "backend": choose_backend(config, request, len(state.nodes)),
         **_mount(point, state.phase, dead),
         "services": services,
-        "stage_out": "proved" if state.proved else ("owed" if request.stage_out else None),
+        "stage_out": "proved" if state.proved else ("owed" if request.stage_out and job == state.job else None),
         "transfers": [
             {"direction": step["step"].removeprefix("stage-"), "source": step.get("source"),
              "destination": step.get("destination"), **step["summary"]}
@@ -84,11 +88,11 @@ def of_user(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
     """What a user can see: the instances of their own on this node."""
     found = []
     for hint in hints.read_all(config.paths.run):
-        if job_id in (None, hint["job"]):
+        if job_id in (None, hint["job"], hint.get("instance")):
             found.append({**hint, **_mount(hint["mount"] or "", hint["phase"], [])})
             if found[-1]["health"] == "ok" and hint["phase"] == "ready":
                 found[-1] |= _within(partial(_staging, hint)) or {}
-    known = {hint["job"] for hint in found}
+    known = {number for hint in found for number in (hint["job"], hint.get("instance"))}
     # Where /run keeps no ACLs there are no hints.
     for info in mounts.below(config.mount.root):
         name = info.point.rpartition("/")[2]
@@ -122,6 +126,8 @@ def _mount(point: str, phase: str, dead: list[str]) -> dict[str, Any]:
         trouble.append("not mounted")
     elif mounted and not dead and room is None:
         trouble.append(f"no answer from {point} within {ANSWER_S:.0f} s")
+    if phase == "retained":
+        trouble = [_KEPT]
     return {
         "mount": point if mounted else None, "capacity": room, "health": ", ".join(trouble) or "ok",
     }  # fmt: skip
@@ -135,14 +141,9 @@ def _room(point: str) -> str:
 
 
 def _within(look: Callable[[], T]) -> T | None:
-    """What `look` finds; None where it fails, or hangs in a file system whose servers are gone."""
-    found: list[T] = []
-
-    def body() -> None:
-        with suppress(OSError):
-            found.append(look())
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
-    return found[0] if found else None
+    """What `look` finds, which JSON can say; None where it fails, or hangs in a file system whose servers are gone."""
+    try:
+        found: T | None = json.loads(aside(lambda: json.dumps(look()).encode(), within_s=ANSWER_S))
+    except (OSError, ValueError):
+        return None
+    return found

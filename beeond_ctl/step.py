@@ -28,7 +28,10 @@ _NOT_FOR_STEPS: Final = re.compile(r"(SLURM|SRUN|SBATCH|SALLOC|SPANK)_|SLURMD_")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A job, seen from one of its processes. `here` is this machine's name, which may be none of `nodes` (salloc)."""
+    """A job, seen from one of its processes. `here` is this machine's name, which may be none of `nodes` (salloc).
+
+    Of a heterogeneous job it is the component whose instance it is, or that the process belongs to.
+    """
 
     job_id: int
     nodes: tuple[str, ...]
@@ -44,8 +47,15 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """The job that we are in; None outside of any, or where its nodes cannot be told."""
     job_id = environ.get("SLURM_JOB_ID", "")
     folded = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
-    if environ.get("BEEOND_JOB_ID") == job_id and environ.get("BEEOND_NODES"):
-        folded = environ["BEEOND_NODES"]
+    components = _components(environ)
+    instance = environ.get("BEEOND_JOB_ID", "")
+    if instance in (job_id, *components) and environ.get("BEEOND_NODES"):
+        job_id, folded = instance, environ["BEEOND_NODES"]
+    else:
+        named = {
+            each: environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}") for each, group in components.items()
+        }
+        job_id = next((each for each, nodes in named.items() if nodes == folded), job_id)
     if not re.fullmatch(r"[0-9]{1,10}", job_id) or not folded:
         return None
     try:
@@ -54,6 +64,16 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
         return None
     here = environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     return Allocation(int(job_id), nodes, here)
+
+
+def _components(environ: Mapping[str, str]) -> dict[str, str]:
+    """Job ids of the components of the heterogeneous job that we are in, with their numbers; none in any other job."""
+    found = {
+        value: name.rpartition("_")[2]
+        for name, value in environ.items()
+        if re.fullmatch(r"SLURM_JOB_ID_HET_GROUP_[0-9]{1,3}", name)
+    }
+    return found if environ.get("SLURM_JOB_ID") in found else {}  # else they are left from a job further out
 
 
 def argv(
@@ -69,8 +89,14 @@ def argv(
     found = shutil.which("srun", path=f"{path}:{_PATH}")
     if found is None:
         raise NodeError("srun is not in $PATH; add it, or use --here")
+    group = _components(environ).get(str(of.job_id))  # to srun such a job has its first component's id
+    which = (
+        [f"--jobid={of.job_id}"]
+        if group is None
+        else [f"--jobid={environ['SLURM_JOB_ID']}", f"--het-group={group}"]
+    )
     return [
-        found, f"--jobid={of.job_id}", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+        found, *which, "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
         "--ntasks-per-node=1", f"--nodelist={fold_nodes(nodes)}", "--mem=0", "--gres=none", "--mpi=none", "--no-kill",
         "--kill-on-bad-exit=0", "--wait=0", f"--immediate={_START_S}", "--job-name=beeond-ctl", "--chdir=/", "--quiet",
         *program,
@@ -80,7 +106,13 @@ def argv(
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without what srun would take for the options of this step."""
     kept = {name: value for name, value in environ.items() if not _NOT_FOR_STEPS.match(name)}
-    return kept | {name: environ[name] for name in ("SLURM_CONF",) if name in environ}
+    # Without SLURM_HET_SIZE srun finds no component to start anything on (22.05). What it starts may start more.
+    shown = (
+        r"SLURM_CONF|SLURM_HET_SIZE|SLURM_JOB_(ID|NODELIST)_HET_GROUP_[0-9]+"
+        if _components(environ)
+        else "SLURM_CONF"
+    )
+    return kept | {name: value for name, value in environ.items() if re.fullmatch(shown, name)}
 
 
 def start(

@@ -10,21 +10,35 @@ import os
 import sys
 from contextlib import suppress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 
 def main() -> None:
     """`beeond-ctl`. Turns every exception into one line on stderr and an exit code, here and nowhere else."""
     if len(sys.argv) == 2 and sys.argv[1] in {"prolog", "epilog"}:
-        code = guarded(lambda: _hook(sys.argv[1]))
-        with suppress(OSError):
-            sys.stdout.flush()
-        os._exit(code)  # all is closed by now, and to take the interpreter apart takes as long as to start it
+        _leave(guarded(lambda: _hook(sys.argv[1])))
     if sys.argv[1:2] == ["bb"] and sys.argv[2:3] != ["limits"]:
         told = _burst_buffer(sys.argv[2:])
         if told is not None:
-            sys.exit(told)
+            _leave(told)
+    _leave(guarded(_command))
+
+
+def _command() -> object:
     from beeond_ctl.cli.commands import cli
 
-    sys.exit(guarded(lambda: cli.main(prog_name="beeond-ctl", standalone_mode=False)))
+    code = cli.main(prog_name="beeond-ctl", standalone_mode=False)
+    sys.stdout.flush()  # what cannot be written is an error like any other
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process. All is closed by now, and to take the interpreter apart takes as long as to start it."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def _hook(name: str) -> int:

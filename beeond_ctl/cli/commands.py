@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from beeond_ctl import config as configuration
+from beeond_ctl import CONFIG_PATH, CONFIG_VARIABLE
 from beeond_ctl import request as requests
 from beeond_ctl.cli.flush import flush
 from beeond_ctl.cli.stage import stage
 from beeond_ctl.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
+    from beeond_ctl.config import SiteConfig
     from beeond_ctl.launch import Launcher
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -24,8 +25,8 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="beeond-ctl", prog_name="beeond-ctl")
 @click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), default=configuration.DEFAULT_PATH, show_default=True,
-    envvar=configuration.CONFIG_VARIABLE, help="The site's configuration.",
+    "--config", "config_path", type=click.Path(path_type=Path), default=CONFIG_PATH, show_default=True,
+    envvar=CONFIG_VARIABLE, help="The site's configuration.",
 )  # fmt: skip
 @click.pass_context
 def cli(context: click.Context, config_path: Path) -> None:
@@ -37,6 +38,14 @@ def cli(context: click.Context, config_path: Path) -> None:
     Exit codes: 0 done, 1 the work failed, 2 bad usage or configuration.
     """
     context.obj = config_path
+
+
+def _load(path: Path) -> SiteConfig:
+    """The site's configuration. What checks it takes longer to import than all else, and half of the commands do
+    without."""
+    from beeond_ctl import config
+
+    return config.load(path)
 
 
 # --- request ----------------------------------------------------------------------------------------------
@@ -66,7 +75,7 @@ def encode(config_path: Path) -> None:
     if config_path.exists():  # a login node without the configuration can still check the grammar
         from beeond_ctl.plan import check_request
 
-        check_request(configuration.load(config_path), asked)
+        check_request(_load(config_path), asked)
     click.echo(requests.encode(asked))
 
 
@@ -105,9 +114,7 @@ def plan(
     options = [("beeond", keys), *(("beeond-stage-in", text) for text in stage_in)]
     options += [("beeond-stage-out", text) for text in stage_out]
     job = Job(job_id, os.getuid(), os.getgid(), str(os.getuid()))
-    made = make_plan(
-        configuration.load(config_path), requests.parse_options(options), job, slurm.expand_nodes(node_list)
-    )
+    made = make_plan(_load(config_path), requests.parse_options(options), job, slurm.expand_nodes(node_list))
     chosen = node or made.leader
     if chosen not in made.node_index:
         raise UsageError(f"--node: {chosen} is not in {node_list}")
@@ -136,7 +143,7 @@ def status(config_path: Path, job_id: int | None, *, all_nodes: bool, as_json: b
     chosen = job_id
     if chosen is None and os.environ.get("BEEOND_JOB_ID", "").isdigit():
         chosen = int(os.environ["BEEOND_JOB_ID"])
-    config = configuration.load(config_path)
+    config = _load(config_path)
     if here or not all_nodes:
         show.status(config, chosen, as_json=as_json, on_one_line=here)
         return
@@ -176,7 +183,7 @@ def report(
     from beeond_ctl.cli import show
     from beeond_ctl.lifecycle import gather
 
-    config = configuration.load(config_path)
+    config = _load(config_path)
     if here:
         _as_root("report --here")
         click.echo(gather.here(config, job_id))
@@ -203,7 +210,7 @@ def check(config_path: Path, *, only_configuration: bool, as_json: bool) -> None
     from beeond_ctl.cli import show
 
     if only_configuration:
-        configuration.load(config_path)
+        _load(config_path)
         return
     if not show.checks(checks.check_node(config_path), as_json=as_json):
         raise click.exceptions.Exit(1)
@@ -231,7 +238,9 @@ def sweep(config_path: Path, *, dry_run: bool, deadline_s: float | None, as_json
     from beeond_ctl.lifecycle.sweep import sweep as run
 
     _as_root("sweep")
-    found = run(configuration.load(config_path), dry_run=dry_run, deadline_s=deadline_s)
+    found = run(_load(config_path), dry_run=dry_run, deadline_s=deadline_s)
+    if dry_run and not found and not as_json:
+        click.echo("nothing is left on this node")
     if not show.leftovers(found, as_json=as_json):
         raise click.exceptions.Exit(1)
 
@@ -256,7 +265,7 @@ def secret_show(config_path: Path, *, as_json: bool) -> None:
     from beeond_ctl.cli import show
     from beeond_ctl.lifecycle import secret as secrets
 
-    show.secrets(secrets.names(configuration.load(config_path)), as_json=as_json)
+    show.secrets(secrets.names(_load(config_path)), as_json=as_json)
 
 
 @secret.command("add")
@@ -265,7 +274,7 @@ def secret_add(config_path: Path) -> None:
     """Make a new secret and print its name: the current one where there is none, else an accepted one."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    click.echo(secrets.add(configuration.load(config_path)))
+    click.echo(secrets.add(_load(config_path)))
 
 
 @secret.command("export")
@@ -274,7 +283,7 @@ def secret_export(config_path: Path) -> None:
     """Print this node's secrets, for `learn` on another node. Never store the output, or show it."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    click.echo(secrets.export(configuration.load(config_path)), nl=False)
+    click.echo(secrets.export(_load(config_path)), nl=False)
 
 
 @secret.command("learn")
@@ -283,7 +292,7 @@ def secret_learn(config_path: Path) -> None:
     """Accept what `export` of another node printed, from stdin; a node without a secret has the same then."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    _say_changed(changed=secrets.learn(configuration.load(config_path), sys.stdin.buffer.read(1 << 20)))
+    _say_changed(changed=secrets.learn(_load(config_path), sys.stdin.buffer.read(1 << 20)))
 
 
 @secret.command("use")
@@ -293,7 +302,7 @@ def secret_use(config_path: Path, name: str) -> None:
     """Give new instances the secret called NAME from now on; the one before stays accepted."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    _say_changed(changed=secrets.use(configuration.load(config_path), name))
+    _say_changed(changed=secrets.use(_load(config_path), name))
 
 
 @secret.command("forget")
@@ -302,7 +311,7 @@ def secret_forget(config_path: Path) -> None:
     """Drop what is accepted besides the current secret, but for what instances on this node still use."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    _say_changed(changed=secrets.forget(configuration.load(config_path)))
+    _say_changed(changed=secrets.forget(_load(config_path)))
 
 
 def _say_changed(*, changed: bool) -> None:
@@ -355,10 +364,11 @@ def recover(
     """
     from beeond_ctl.lifecycle import recover as recovery
 
-    config = configuration.load(config_path)
+    config = _load(config_path)
     if os.geteuid() != 0:
         raise UsageError(
-            "recover has to be run as root: it starts services on the job's nodes; ask your admin"
+            "recover has to be run as root, for it starts services on the job's nodes: "
+            "`sudo beeond-ctl recover --mine JOB_ID` where the site allows it; else ask your admin"
         )
     if mine:
         # All that a rule in sudoers lets through: its patterns also match spaces, so nothing else may come with it.
@@ -436,7 +446,7 @@ def up(
     options = [("beeond", keys), *(("beeond-stage-in", text) for text in stage_in)]
     options += [("beeond-stage-out", text) for text in stage_out]
     asked = requests.parse_options(options)
-    for line in manual.up(configuration.load(config_path), nodes, user, asked, launcher=launcher):
+    for line in manual.up(_load(config_path), nodes, user, asked, launcher=launcher):
         click.echo(line)
 
 
@@ -458,7 +468,7 @@ def down(
     from beeond_ctl.lifecycle import manual
 
     _as_root("down")
-    config = configuration.load(config_path)
+    config = _load(config_path)
     if here:
         manual.down_here(config, run_id)
         return
@@ -496,7 +506,7 @@ def prepare(config_path: Path) -> None:
 
     if os.geteuid() != 0:
         raise UsageError("prepare has to be run as root: it writes to the devices of the node")
-    config = configuration.load(config_path)
+    config = _load(config_path)
     if "beegfs" in config.backend.allowed:
         storage.make_template(config)
 
@@ -532,4 +542,4 @@ def limits(config_path: Path) -> None:
     """
     from beeond_ctl.limits import make_limits
 
-    click.echo(make_limits(configuration.load(config_path)), nl=False)
+    click.echo(make_limits(_load(config_path)), nl=False)

@@ -118,14 +118,14 @@ _STATUS: Final = ("user", "nodes", "backend", "health", "capacity", "services", 
 
 def _to_come(instance: Mapping[str, Any]) -> list[str]:
     """A user's flushes, and what stage-out has still to do."""
-    from beeond_ctl.cli import flush, late
-    from beeond_ctl.estimate import Estimate
+    from beeond_ctl import estimate
+    from beeond_ctl.cli import flush
 
     lines = [f"  {'flush':<10} {flush.line(status)}" for status in instance.get("flushes") or ()]
     if expected := instance.get("expected"):
-        estimate = Estimate.of(expected)
-        lines.append(f"  {'stage-out':<10} {late.told(estimate)}")
-        if text := late.warning(estimate, instance.get("time_left_s")):
+        found = estimate.Estimate.of(expected)
+        lines.append(f"  {'stage-out':<10} {estimate.told(found)}")
+        if text := estimate.warning(found, instance.get("time_left_s")):
             lines.append(f"  {'warning':<10} {text}")
     return lines
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.on_cluster import verdicts
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -15,17 +16,18 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 
-def verdicts(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    done = cluster.run("n1", ["beeond-ctl", "check", "--json"], check=False)
-    return {finding["subject"]: (finding["verdict"], finding["text"]) for finding in json.loads(done.stdout)}
-
-
 def test_check_finds_nothing_wrong_with_a_node_that_works(cluster: Cluster) -> None:
-    found = verdicts(cluster)
+    found = verdicts(cluster, "n1")
     assert {subject for subject, (verdict, _) in found.items() if verdict == "fail"} == set()
     assert found["PrologFlags"][0] == found["SPANK plugin"][0] == found["secret"][0] == "ok"
     assert found["PrologEpilogTimeout"][0] == "warn"  # the cluster's 300 s are less than a staging may take
     assert cluster.run("n1", ["beeond-ctl", "check"], check=False).returncode == 0
+
+
+def test_check_asks_for_no_secret_where_no_jobs_run(cluster: Cluster) -> None:
+    found = verdicts(cluster, "login")
+    assert found["secret"][0] == found["storage"][0] == "warn"
+    assert {subject for subject, (verdict, _) in found.items() if verdict == "fail"} == set()
 
 
 def test_check_names_what_would_bite(cluster: Cluster) -> None:
@@ -34,7 +36,7 @@ def test_check_names_what_would_bite(cluster: Cluster) -> None:
     cluster.run("n1", ["chmod", "644", "/etc/beeond-ctl/secret"])
     cluster.run("n1", ["chmod", "777", "/nvme/beeond"])
     try:
-        found = verdicts(cluster)
+        found = verdicts(cluster, "n1")
         assert cluster.run("n1", ["beeond-ctl", "check"], check=False).returncode == 1
     finally:
         cluster.run("n1", ["chmod", "600", "/etc/beeond-ctl/secret"])
