@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from beeond_ctl.errors import NodeError, UsageError
+from beeond_ctl.errors import NodeError, UsageError, visible
+from beeond_ctl.slurm import fold_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from threading import BoundedSemaphore
 
 _SAFE: Final = re.compile(r"[A-Za-z0-9_./=,\[\]-]+")
@@ -80,10 +81,19 @@ def fold(answers: Iterable[Answer]) -> list[tuple[list[str], str]]:
     """Who said what, on one line, those together that said the same."""
     by_text: dict[str, list[str]] = {}
     for answer in answers:
-        told = " ".join(answer.output.split()).removeprefix("beeond-ctl: ")
+        told = visible(" ".join(answer.output.split())).removeprefix("beeond-ctl: ")
         text = told or ("done" if answer.code == 0 else "no answer; is the node up?")
         by_text.setdefault(text, []).append(answer.node)
     return [(nodes, text) for text, nodes in by_text.items()]
+
+
+def all_done(answers: Sequence[Answer], unfinished: str) -> Iterator[str]:
+    """What to tell of the answers, folded. Raises NodeError naming the nodes on which `unfinished` is true."""
+    for told, text in fold(answers):
+        yield f"{fold_nodes(told)}: {text}"
+    bad = [answer.node for answer in answers if answer.code != 0]
+    if bad:
+        raise NodeError(f"{unfinished} on {fold_nodes(bad)}; mend the cause named above, and run it again")
 
 
 def _by_pdsh(nodes: Sequence[str], words: Sequence[str], timeout_s: float, fanout: int) -> list[Answer]:

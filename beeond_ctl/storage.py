@@ -54,6 +54,11 @@ PHASES: Final = ("live", "retained", "wiping")
 _VERSION: Final = 1
 _RECORD: Final = "instance.json"
 _TRASH: Final = "wiping"
+_UNFINISHED: Final = f".{_RECORD}.new"
+"""A record that is being written; before the first one there is nothing else."""
+_RESERVE: Final = "reserve"
+_RESERVED: Final = 64 << 20
+"""Bytes kept back, of a small device a hundredth: what tear-down writes on a device that the job has filled."""
 _SHARE: Final = 0.9
 """Of the free space, what an image takes where nobody says how much."""
 
@@ -81,6 +86,8 @@ class Record:
     """What only Slurm knows of the job, and only while it remembers it, if the request's paths need it."""
     attempt: str = ""
     """As in `state.State`."""
+    index: int | None = None
+    """Which of the node's targets this is: names of devices may change places with a reboot."""
 
     @property
     def job_id(self) -> int:
@@ -106,15 +113,6 @@ class Receipt:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Room on one device."""
-
-    base: str
-    size: int
-    free: int
 
 
 def _no_step(_text: str) -> None:
@@ -179,7 +177,7 @@ def _check(plan: Plan, target: Target) -> None:
     check_base(target.base)
     if os.path.lexists(target.home):
         raise _left(plan, target)
-    free, wanted = _free(target.base), plan.target_capacity
+    free, wanted = _free(target.base) - _to_reserve(target.base), plan.target_capacity
     if wanted is not None and wanted > free:
         text = (
             f"{target.base} has {format_size(free)} free and {format_size(wanted)} are wanted on each target"
@@ -228,11 +226,12 @@ def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[
         step(f"write the record in {target.home}")
         _write_record(
             Record(
-                instance=instance, job=plan.job, nodes=plan.nodes, node=node, backend=plan.backend,
+                instance=instance, job=plan.job, nodes=plan.own_nodes, node=node, backend=plan.backend,
                 request=encode(plan.request), block=plan.block, phase="live", created=time.time(),
-                config=plan.config.model_dump(mode="json"), home=target.home,
+                config=plan.config.model_dump(mode="json"), home=target.home, index=target.index,
             )
         )  # fmt: skip
+        _reserve(target)
         if target.index == 0 and plan.metadata is not None and node in plan.meta_nodes:
             _make_metadata(plan, plan.metadata, step)
         if target.image is not None:
@@ -241,6 +240,34 @@ def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[
         os.mkdir(target.data, 0o755)
     except OSError as error:
         raise NodeError(f"{target.home} cannot be made: {error}; look at the device (dmesg)") from None
+
+
+def _to_reserve(path: str) -> int:
+    return max(1 << 20, min(_RESERVED, _free(path) // 100))
+
+
+def _reserve(target: Target) -> None:
+    """Take the room that records and a journal need when the job has filled the device."""
+    path = f"{target.home}/{_RESERVE}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _to_reserve(target.home))
+    finally:
+        os.close(descriptor)
+
+
+def _give_room(home: str) -> bool:
+    """Free what `_reserve` took; whether there was anything. Truncated first: XFS frees what is unlinked later."""
+    path = f"{home}/{_RESERVE}"
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        os.unlink(path)
+        return True
+    return False
 
 
 def _point(target: Target) -> str:
@@ -308,7 +335,17 @@ def _clone(source: int, copy: int) -> None:
     for start, end in _data(source, size):
         position = start
         while position < end:
-            position += os.copy_file_range(source, copy, end - position, position, position)
+            position += _copy_part(source, copy, position, end - position)
+
+
+def _copy_part(source: int, copy: int, position: int, size: int) -> int:
+    """Copy some of the `size` bytes at `position`; how many it were."""
+    try:
+        return os.copy_file_range(source, copy, size, position, position)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # on a device of the job's own the copy is in another file system
+            raise
+    return os.pwrite(copy, os.pread(source, min(size, 1 << 20), position), position)
 
 
 def make_template(config: SiteConfig, *, step: Callable[[str], None] = _no_step) -> None:
@@ -373,6 +410,11 @@ def attach(plan: Plan, *, deadline_s: float) -> None:
                 f"{target.home} is not there or has no readable record; nothing can be recovered from it"
             )
         _check_instance(plan, record)
+        if record.index not in (None, target.index):
+            raise NodeError(
+                f"{target.home} holds target {record.index} of the job, and target {target.index} should be there: the "
+                "devices have changed places; give them the names or mounts that they had"
+            )
         if record.phase == "wiping":
             raise NodeError(
                 f"{target.home} is being wiped and no longer whole; give it up with recover --discard"
@@ -389,14 +431,18 @@ def attach(plan: Plan, *, deadline_s: float) -> None:
             _attach(image, point, deadline_s)
 
 
-def _reach(plan: Plan, deadline_s: float) -> None:
-    """Mount the job's file systems on whole devices, where they are not mounted. Raises NodeError."""
+def _reach(plan: Plan, deadline_s: float) -> list[str]:
+    """Mount the job's file systems on whole devices; returns where they were not mounted yet. Raises NodeError."""
+    reached = []
     for target in plan.targets:
         if target.device is not None:
             from beeond_ctl import devices
 
             if _own(plan, target.device) is not None:
+                if mounts.mount_at(target.base) is None:
+                    reached.append(target.base)
                 devices.attach(target.device, target.base, deadline_s=deadline_s)
+    return reached
 
 
 def _own(plan: Plan, device: str) -> devices.Content | None:
@@ -536,11 +582,15 @@ def _on(base: str, device: str) -> bool:
         return False
 
 
-def free_loop(device: str) -> None:
-    """Let go of a loop device; one that is in use goes with its last user (loop(4)). Raises OSError."""
-    descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+def free_loop(loop: Loop) -> None:
+    """Let go of a loop device; one that is in use goes with its last user (loop(4)). Raises OSError.
+
+    One that is on another file by now, since it was free in between, is left alone.
+    """
+    descriptor = os.open(loop.device, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(descriptor, _LOOP_CLR_FD)
+        if loop.device in _loops(loop.image):
+            fcntl.ioctl(descriptor, _LOOP_CLR_FD)
     finally:
         os.close(descriptor)
 
@@ -550,9 +600,18 @@ def free_loop(device: str) -> None:
 
 def _write_record(record: Record) -> None:
     """Replace the record in one step that survives a power failure. Raises OSError."""
+    try:
+        _replace_record(record)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not _give_room(record.home):
+            raise
+        _replace_record(record)
+
+
+def _replace_record(record: Record) -> None:
     data = {"version": _VERSION, **asdict(record)}
     del data["home"]
-    path, temporary = f"{record.home}/{_RECORD}", f"{record.home}/.{_RECORD}.new"
+    path, temporary = f"{record.home}/{_RECORD}", f"{record.home}/{_UNFINISHED}"
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -591,7 +650,15 @@ def set_names(plan: Plan, names: dict[str, Any]) -> None:
 
 
 def set_attempt(plan: Plan, attempt: str) -> None:
-    """Write which stage-out begins into the records of the instance. Raises NodeError."""
+    """Write which stage-out begins into the records of the instance, and make room for its journal.
+
+    Raises NodeError.
+    """
+    for target in plan.targets:
+        try:
+            _give_room(target.home)
+        except OSError as error:
+            raise NodeError(f"{target.home}/{_RESERVE} cannot be removed: {error}") from None
     _change(plan, attempt=attempt)
 
 
@@ -641,7 +708,10 @@ def changed_at(records: Iterable[Record]) -> float | None:
     times = []
     for record in records:
         with suppress(OSError):
-            times.append(os.stat(f"{record.home}/{_RECORD}", follow_symlinks=False).st_mtime)
+            written = os.stat(f"{record.home}/{_RECORD}", follow_symlinks=False).st_mtime
+            times.append(
+                max(written, record.created)
+            )  # the clock may have been wrong, as it is early after boot
     return max(times, default=None)
 
 
@@ -682,13 +752,20 @@ def stray_is_empty(config: SiteConfig, home: str) -> bool:
         if mounts.mount_at(base) is None:
             return False
         with suppress(FileNotFoundError):
-            return not os.listdir(home)
+            return not _left_in(home)
         return not os.listdir(base)
-    return not os.listdir(home)
+    return not _left_in(home)
+
+
+def _left_in(home: str) -> list[str]:
+    """The names in `home`, but for a record that was not finished: it is written before all else."""
+    return [name for name in os.listdir(home) if name != _UNFINISHED]
 
 
 def remove_stray(config: SiteConfig, home: str, *, deadline_s: float) -> None:
     """Remove an empty stray. Raises OSError and NodeError."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{home}/{_UNFINISHED}")
     with suppress(FileNotFoundError):
         os.rmdir(home)
     for device, base in _devices_of(config, home):
@@ -704,39 +781,40 @@ def _devices_of(config: SiteConfig, home: str) -> list[tuple[str, str]]:
     return [(device, base) for device, base in pairs if home.startswith(f"{base}/")]
 
 
-def usage(config: SiteConfig) -> list[Usage]:
-    """Room on each device of this node; those that are not there are left out."""
-    found = []
-    for base in config.bases:
-        with suppress(OSError):
-            room = os.statvfs(base)
-            found.append(Usage(base, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize))
-    return found
-
-
 # --- wiping -----------------------------------------------------------------------------------------------
 
 
 def wipe(
-    plan: Plan, method: str, *, deadline_s: float, step: Callable[[str], None] = _no_step
+    plan: Plan, method: str, *, deadline_s: float, leave: bool = False, step: Callable[[str], None] = _no_step
 ) -> list[Receipt]:
     """Remove the instance's data from all targets of this node, and prove that it is gone.
 
     `method` is one of storage.wipe's: delete unlinks; discard unlinks and then has the device's file system tell the
     device what is free (FITRIM, ioctl_fitrim); zero overwrites what is allocated, syncs, reads a sample back, unlinks.
     Safe to repeat, from any point at which `prepare` or `wipe` ended. Targets that hold nothing get no receipt.
+    `leave`: a home that is another run's is not of this instance, and is left as it is.
     Raises NodeError: something is mounted in the home, a file is immutable, the home is another run's, the device
     cannot discard, or `deadline_s` seconds have passed.
     """
     deadline = time.monotonic() + deadline_s
-    _reach(plan, deadline_s)
+    reached = _reach(plan, deadline_s)
+    targets = []
     for target in plan.targets:
         if (record := _read_record(target.home)) is not None:
-            _check_instance(plan, record)
+            try:
+                _check_instance(plan, record)
+            except NodeError:
+                if not leave:
+                    raise
+                if target.base in reached:
+                    mounts.unmount(target.base, deadline_s=deadline_s)
+                    mounts.remove_point(target.base)
+                continue
+        targets.append(target)
     step("detach images")
     detach(plan, deadline_s=deadline_s)
     receipts: list[Receipt] = []
-    _each(plan.targets, lambda target: receipts.extend(_wipe(plan, target, method, deadline, step)))
+    _each(targets, lambda target: receipts.extend(_wipe(plan, target, method, deadline, step)))
     return sorted(receipts, key=lambda receipt: receipt.home)
 
 
@@ -760,9 +838,10 @@ def _wipe_home(target: Target, method: str, deadline: float, step: Callable[[str
         if os.fstat(descriptor).st_uid != 0:
             raise NodeError(f"{home} does not belong to root, so it is not ours; it is left alone")
         record = _read_record(home)
-        names = [name for name in os.listdir(descriptor) if name not in {_RECORD, f".{_RECORD}.new"}]
+        names = [name for name in os.listdir(descriptor) if name not in {_RECORD, _UNFINISHED, _RESERVE}]
         if record is None and names:
             raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
+        _give_room(home)
         if record is not None and record.phase != "wiping":
             step(f"write in {home} that it is being wiped")
             _write_record(replace(record, phase="wiping"))
@@ -777,7 +856,7 @@ def _wipe_home(target: Target, method: str, deadline: float, step: Callable[[str
             _trim(target.base)
             verified += "; discarded"
         step(f"remove the record in {home}")
-        for name in (f".{_RECORD}.new", _RECORD):
+        for name in (_UNFINISHED, _RECORD):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)
     finally:
@@ -807,7 +886,7 @@ def _erase(
         _refuse_mounts(home)
         record = _read_record(home)
         with suppress(FileNotFoundError):
-            if os.listdir(home) and record is None:
+            if record is None and _left_in(home):
                 raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
         room = os.statvfs(target.base)
         files, size = room.f_files - room.f_ffree, (room.f_blocks - room.f_bfree) * room.f_frsize

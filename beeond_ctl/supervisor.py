@@ -325,15 +325,16 @@ def marked() -> dict[str, list[Process]]:
     return found
 
 
-def stop(processes: Iterable[Process], *, token: str, timeout_s: float) -> list[str]:
+def stop(processes: Iterable[Process], *, token: str, timeout_s: float, in_order: bool = True) -> list[str]:
     """End `processes` and everything else that carries `token`, all at once.
 
-    They have `timeout_s` seconds to end by themselves, then they are killed. Returns the names of what had to be
-    killed. Raises NodeError naming what cannot be ended even so.
+    If `in_order`, they have `timeout_s` seconds to end by themselves; then, or else at once, they are killed. Returns
+    the names of those that did not end in order. Raises NodeError naming what cannot be ended even so.
     """
     known = list(processes)
     killed: list[str] = []
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s if in_order else began
     while True:
         names = {(process.pid, process.start_time): process.name for process in known}
         found = {
@@ -343,13 +344,13 @@ def stop(processes: Iterable[Process], *, token: str, timeout_s: float) -> list[
         if not left:
             return killed
         now = time.monotonic()
-        if now > deadline + _KILL_S:
+        if now > began + timeout_s + _KILL_S:
             stuck = ", ".join(f"{process.name} (pid {process.pid})" for process in left)
             raise NodeError(
                 f"cannot be ended, not even by SIGKILL: {stuck}; the device or network it waits for is at fault"
             )
         if now >= deadline:
-            killed += [process.name for process in left if process.name not in killed]
+            killed += [process.name for process in left if in_order and process.name not in killed]
             _signal_and_wait(left, (signal.SIGKILL,), _KILL_S)
         else:
             # SIGCONT, since a frozen process would keep SIGTERM for later.
@@ -361,6 +362,12 @@ def kill(process: Process) -> None:
     _signal_and_wait([process], (signal.SIGKILL,), _KILL_S)
     if alive(process):
         raise NodeError(f"cannot be ended, not even by SIGKILL: {process.name} (pid {process.pid})")
+
+
+def ask_to_end(process: Process) -> None:
+    """Send `process` SIGTERM, if it is there, and wait for nothing."""
+    with suppress(OSError):
+        _signal_and_wait([process], (signal.SIGTERM, signal.SIGCONT), 0)
 
 
 def _signal_and_wait(

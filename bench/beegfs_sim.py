@@ -2,7 +2,7 @@
 
     python bench/beegfs_sim.py NODES
 
-The meetings are those of `bench/rendezvous_sim.py`, with their real leader; a bring-up of BeeGFS has nine of them.
+The meetings are those of `bench/rendezvous_sim.py`, with their real leader; a bring-up of BeeGFS has eight of them.
 The list is as mgmtd's tool prints it, with all servers Online after 3.0 s; a process is started for each question, as
 the leader does, and what it prints is read by the product. Nobody else asks: the other nodes wait at a meeting.
 """
@@ -21,11 +21,11 @@ from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request
 from bench.rendezvous_sim import POINTS
 
-MEETINGS = 9
-"""prepared, managed, serving, registered, acquainted, settled, mounted, probed, ready."""
+MEETINGS = 8
+"""prepared, managed, serving, registered, settled, mounted, probed, ready."""
 ONLINE_S = 3.0
-PAUSE_S = 0.05
-"""Between two questions, as in `beeond_ctl.lifecycle.steps`."""
+EARLY_S, PAUSE_S = 0.3, 0.05
+"""Between two questions, before and when Online is due, as in `beeond_ctl.lifecycle.steps`."""
 
 
 def listing(plan: Plan, *, online: bool) -> bytes:
@@ -55,7 +55,8 @@ def main(count: int) -> None:
         )
         missing = question.missing(printed.stdout)
         took, asked = took + time.perf_counter() - since, asked + 1
-        time.sleep(PAUSE_S)
+        early = time.perf_counter() + EARLY_S < began + question.due_s
+        time.sleep(EARLY_S if early else PAUSE_S)
     simulation = Path(__file__).with_name("rendezvous_sim.py")
     done = subprocess.run(
         [sys.executable, str(simulation), "--run", str(count)], check=True, stdout=subprocess.PIPE

@@ -7,11 +7,12 @@ system. Each module of this package with these functions is one backend:
     ROOT_IS_DATA                    whether a target's data directory is the root that the user sees
     MANAGED                         name of the service that is `first` and all others wait for; empty: none
     edition(config, find)           which generation of its programs is on this node
-    services(plan, node, keys)      the servers of `node`, all startable at once but for one that is `first`
+    services(plan, node, keys)      the servers of `node`, startable at once but for those that are `first` or `last`
     membership(plan, keys)          questions only the leader asks, to know that all servers are registered
     usable(plan, keys)              questions only the leader asks then, to know that all servers work
-    arrange(plan, keys)             commands the leader runs then, once in an instance's life (stripe patterns)
-    mounts_early(plan)              whether nodes mount before the last two, which are then waited for before it is used
+    arrange(plan, keys)             commands the leader runs, once in an instance's life (stripe patterns)
+    arranges_early(plan)            whether it runs them as soon as all are registered, or when all work
+    mounts_early(plan)              whether nodes mount before all of that, which is waited for before it is used
     mount(plan, node, keys)         how `node` mounts the file system
     skeleton()                      what an empty metadata server consists of, for mkfs.xfs; where `Plan.metadata` is
 """
@@ -64,7 +65,7 @@ class Service:
 
     `argv[0]` is a bare program name, searched in the site's `backend.path`. `log` receives stdout and stderr.
     The other services of all nodes are started when one that is `first` is ready. `once` is run before. One that is
-    to be started `twice` is killed and started again when all are registered.
+    `last` is started when all others serve; one that is to be started `twice` is then killed, and started again.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     first: bool = False
     once: Once | None = None
+    last: bool = False
     twice: bool = False
     advice: Advice = ()
 
@@ -115,12 +117,14 @@ class Answer:
 class Question:
     """A command whose answer says who is missing: `missing(stdout)` maps nodes to what of them is not there yet.
 
-    `answered` tells an answer from a manager that is silent. Some tools print the right answer and exit 1.
+    `answered` tells an answer from a manager that is silent. Some tools print the right answer and exit 1. Until
+    `due_s` seconds after the first time it need be asked only now and then.
     """
 
     command: Command
     missing: Callable[[bytes], dict[str, str]]
     answered: Callable[[Answer], bool]
+    due_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,7 @@ class Backend(Protocol):
     def mount(self, plan: Plan, node: str, keys: Keys) -> Mount: ...  # noqa: D102
     def arrange(self, plan: Plan, keys: Keys) -> tuple[Command, ...]: ...  # noqa: D102
     def usable(self, plan: Plan, keys: Keys) -> tuple[Question, ...]: ...  # noqa: D102
+    def arranges_early(self, plan: Plan) -> bool: ...  # noqa: D102
     def mounts_early(self, plan: Plan) -> bool: ...  # noqa: D102
     def skeleton(self) -> str: ...  # noqa: D102
 

@@ -58,7 +58,7 @@ def edition(config: SiteConfig, find: Callable[[str], str | None]) -> str:  # no
 
 def services(plan: Plan, node: str, keys: Keys) -> tuple[Service, ...]:
     """The bricks of `node`, one per target: brick t listens at `plan.block + t`."""
-    if node not in plan.servers:
+    if not plan.serves(node):
         return ()
     return tuple(_brick(plan, node, target, keys) for target in plan.targets)
 
@@ -94,6 +94,11 @@ def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
 def arrange(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
     """Nothing: GlusterFS places whole files."""
     return ()
+
+
+def arranges_early(plan: Plan) -> bool:  # noqa: ARG001
+    """There is nothing to arrange."""
+    return True
 
 
 def mounts_early(plan: Plan) -> bool:  # noqa: ARG001

@@ -46,6 +46,11 @@ def arrange(plan: Plan, keys: Keys) -> tuple[Command, ...]:  # noqa: ARG001
     return ()
 
 
+def arranges_early(plan: Plan) -> bool:  # noqa: ARG001
+    """There is nothing to arrange."""
+    return True
+
+
 def mounts_early(plan: Plan) -> bool:  # noqa: ARG001
     """There is nothing to wait for."""
     return True

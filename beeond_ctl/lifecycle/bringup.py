@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import bb, slurm, storage
 from beeond_ctl import config as configuration
 from beeond_ctl import state as states
 from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
-from beeond_ctl.lifecycle import claims, guard, probe, stage, steps
+from beeond_ctl.lifecycle import claims, guard, kin, probe, stage, steps, watch
 from beeond_ctl.lifecycle.here import Here
-from beeond_ctl.lifecycle.team import open_team
+from beeond_ctl.lifecycle.team import open_team, telling
 from beeond_ctl.plan import port_blocks
 from beeond_ctl.request import Request, encode, needs_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from beeond_ctl.lifecycle.team import Team
+
+_NOTICED_S: Final = 1.0
+"""After this long the leader has seen that a node is silent, and everybody has heard of it."""
 
 
 def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT_PATH) -> int:
@@ -56,7 +60,8 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
                 if has_directives and not _learn(here, request):
                     steps.forget(here)
                     return 0
-                bring_up(here)
+                kin.learn(here)
+                bring_up(here, listed=has_directives)
         except (UserError, RequestError) as error:
             _give_up(here, one_line(error), "user")
         except JobGoneError as error:
@@ -64,6 +69,9 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
             _give_up(here, one_line(error), "gone")
         except PeerError as error:
             text = one_line(error)
+            if here.leads and here.node in error.nodes and not error.user_fault:  # nobody else would drain it
+                _give_up(here, f"no file system for this job: {text}", "node")
+                raise NodeError(text) from error
             whose = "user" if error.user_fault else "peer"
             _give_up(here, text if error.user_fault else f"no file system for this job: {text}", whose)
             if not error.user_fault and here.leads:
@@ -71,17 +79,20 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
         except BaseException as error:
             _give_up(here, f"no file system for this job: {here.node}: {one_line(error)}", "node")
             raise
+        else:
+            watch.begin(here)
     return 0
 
 
-def bring_up(here: Here) -> None:
+def bring_up(here: Here, *, listed: bool = False) -> None:
     """Everything from an empty node to a usable file system with the input in it.
 
+    `listed`: its sources may have been listed while the job was pending.
     Raises UserError, RequestError, JobGoneError, PeerError or NodeError; tear-down finds what was made until then.
     """
     here.events.log("planned", backend=here.first_plan.backend, targets=len(here.first_plan.targets))
     storage.name_instance(here.first_plan)
-    staging = stage.Stage(here, inward=True)
+    staging = stage.Stage(here, inward=True, listed=listed)
     with (
         open_team(
             here, "prolog", combine={**steps.combine(here), **staging.combine}, handlers=staging.handlers
@@ -90,7 +101,7 @@ def bring_up(here: Here) -> None:
     ):
         with here.step("preparing"):
             job_id = here.state.job.job_id
-            free = claims.claim_ports(here.config.paths.run, job_id, port_blocks(here.config, here.state.job))
+            free = claims.claim_ports(here.config.paths.run, job_id, port_blocks(here.config, here.instance))
             storage.prepare(here.plan, here.node)
             if here.backend.ROOT_IS_DATA and here.serves:
                 # Before anything is mounted: GlusterFS's clients keep the owner of the root they saw first.
@@ -106,6 +117,8 @@ def bring_up(here: Here) -> None:
         if here.request.stage_in:
             here.enter("staging-in")
             staging.run(team)
+        with _unless_another_fell_silent(here, team):
+            _see_that_all_lives(here)
         _announce(here)
         steps.meet(here, team, "ready", here.config.deadlines.meet)
         here.events.log("usable", took=here.events.took())
@@ -116,7 +129,7 @@ def _learn(here: Here, request: str | None) -> bool:
 
     Raises RequestError, JobGoneError, PeerError or NodeError.
     """
-    asking = Here(here.config, here.state)  # has a plan of its own, for nothing but the way to the leader
+    asking = kin.alone(here)
     combine = {"asked": lambda reports: reports[asking.node]}
     with open_team(asking, "directives", combine=combine, handlers={}) as team, telling(team, asking):
         found = bb.asked(here.config.slurm.path, here.state.job.job_id) if asking.leads else ""
@@ -128,20 +141,6 @@ def _learn(here: Here, request: str | None) -> bool:
     here.state.request = found or request or here.state.request
     here.save()
     return bool(found or request)
-
-
-@contextmanager
-def telling(team: Team, here: Here) -> Iterator[None]:
-    """Tell the others when the block fails here, so that nobody waits for this node."""
-    try:
-        yield
-    except PeerError:
-        raise
-    except BaseException as error:
-        user_fault = isinstance(error, (UserError, RequestError, JobGoneError))
-        team.fail(one_line(error), user_fault=user_fault)
-        here.events.log("failed", message=one_line(error), user_fault=user_fault)
-        raise
 
 
 def _drain_missing(here: Here, error: PeerError) -> None:
@@ -186,17 +185,56 @@ def _probe(here: Here, team: Team) -> None:
     """Show that every node reaches every server, and that what one node writes another one reads."""
     plan = here.plan
     point, deadline_s = Path(plan.mount_point), here.config.deadlines.start
-    with here.events.timed("probe"):
-        probe.within(
-            deadline_s, f"{here.node}: {point} does not answer", partial(probe.write, point, here.node)
-        )
-    steps.meet(here, team, "mounted", deadline_s)
     before = plan.nodes[plan.node_index[here.node] - 1]
-    with here.events.timed("probe"):
-        probe.within(deadline_s, f"{here.node}: {point} does not answer", partial(probe.check, point, before))
+
+    def check() -> None:
+        """All nodes hang when one has lost a server: it is that one's fault."""
+        _see_that_all_lives(here)
+        team.check()
+
+    def read() -> None:
+        probe.check(point, before)
         if here.leads and not here.backend.ROOT_IS_DATA:
             _give_to_user(here, str(point))
-    steps.meet(here, team, "probed", deadline_s)
+
+    for meeting, action in (("mounted", partial(probe.write, point, here.node)), ("probed", read)):
+        with here.events.timed("probe"), _unless_another_fell_silent(here, team):
+            probe.within(deadline_s, f"{here.node}: {point} does not answer", action, check=check)
+            _see_that_all_lives(here)
+        steps.meet(here, team, meeting, deadline_s)
+
+
+@contextmanager
+def _unless_another_fell_silent(here: Here, team: Team) -> Iterator[None]:
+    """Where a node is cut off or killed, others miss its servers before it counts as silent: it is at fault alone.
+
+    What was raised within waits for `team.check` to say so. A server of this node's own that has died needs no waiting.
+    Whom the others wait for in vain meanwhile is this node, which knows better why.
+    """
+    try:
+        yield
+    except NodeError:
+        until = time.monotonic() + here.config.deadlines.silence + _NOTICED_S
+        servers = [service.name for service in here.backend.services(here.plan, here.node, here.keys)]
+        while len(here.plan.nodes) > 1 and time.monotonic() < until:
+            _see_that_all_lives(here, servers)
+            try:
+                team.check()
+            except PeerError as error:
+                if here.node in error.nodes:
+                    break
+                raise
+            time.sleep(0.1)
+        raise
+
+
+def _see_that_all_lives(here: Here, names: Iterable[str] | None = None) -> None:
+    """Raises NodeError naming what of the instance was started on this node, all or of `names`, and runs no more."""
+    dead = [
+        name for name in (here.state.processes if names is None else names) if not steps.lives(here, name)
+    ]
+    if dead:
+        raise NodeError(f"{', '.join(dead)} died while the file system came up; see the services' logs")
 
 
 def _give_to_user(here: Here, path: str) -> None:
@@ -206,11 +244,11 @@ def _give_to_user(here: Here, path: str) -> None:
 
 def _announce(here: Here) -> None:
     """Let the job find its file system. From here on the user's program may have run."""
-    job, plan = here.state.job, here.plan
+    plan = here.plan
     lines = {
         "BEEOND": plan.mount_point,
-        "BEEOND_JOB_ID": str(job.job_id),
-        "BEEOND_NODES": slurm.fold_nodes(plan.nodes),
+        "BEEOND_JOB_ID": str(plan.job.job_id),
+        "BEEOND_NODES": slurm.fold_nodes(plan.own_nodes),
     }
     states.write_atomically(
         here.run_dir / "env", "".join(f"{name}={value}\n" for name, value in lines.items())

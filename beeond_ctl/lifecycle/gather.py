@@ -55,9 +55,10 @@ def gather(config: SiteConfig, job_id: int, node_list: str | None) -> tuple[Logs
         if missing:
             trouble += _ask(config, job_id, missing, logs)
     if not logs and not trouble:
+        by_name = "; root can name them with --nodes" if os.geteuid() == 0 else ""
         raise UsageError(
-            f"nothing is known of job {job_id}: its nodes tell when it has ended, and only of a job that had a file "
-            f"system{'; root can name them with --nodes' if os.geteuid() == 0 else ''}"
+            f"nothing is known of job {job_id}: its nodes tell when it has ended (before, see `beeond-ctl status`), "
+            f"and only of a job that had a file system{by_name}"
         )
     return logs, nodes or _named(logs), trouble
 
@@ -152,8 +153,8 @@ def _trusted_nodes(config: SiteConfig, job_id: int, own: Sequence[Mapping[str, A
             return state.nodes
         if own:
             return _named({"": own})
-        text = slurm.job_fields(config.slurm.path, job_id).get("NodeList", "")
-        if text and text != "(null)":
+        _, text = slurm.state_and_nodes(config.slurm.path, job_id)
+        if text:
             return slurm.expand_nodes(text)
     return ()
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from beeond_ctl import config as configuration
 from beeond_ctl import events, slurm
 from beeond_ctl import state as states
-from beeond_ctl.aside import aside
+from beeond_ctl.aside import tried
 from beeond_ctl.errors import ConfigError, NodeError, one_line
 from beeond_ctl.events import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from beeond_ctl.config import SiteConfig
@@ -85,26 +85,9 @@ def accounted(config: SiteConfig, node: str, job_id: int, *, ends: bool) -> Iter
     try:
         yield
     finally:
-        trouble = _aside(lambda: _account(config, node, job_id, before, ends=ends))
+        trouble = tried(lambda: _account(config, node, job_id, before, ends=ends), within_s=ACCOUNTS_S)
         if trouble:
             EventLog(config.paths.log, job_id, node).log("not-accounted", message=trouble)
-
-
-def _aside(work: Callable[[], None]) -> str:
-    """Do `work` without depending on it; what went wrong. Nothing that it does to this process's memory stays."""
-
-    def told() -> bytes:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whatever it is: no job fails by it
-            return one_line(error).encode(errors="backslashreplace") or b"failed"
-        return b"\0"
-
-    try:
-        answer = aside(told, within_s=ACCOUNTS_S)
-    except OSError as error:
-        return one_line(error)
-    return answer.decode().strip("\0") if answer else f"no answer within {ACCOUNTS_S:.0f} s"
 
 
 def _account(config: SiteConfig, node: str, job_id: int, before: int, *, ends: bool) -> None:
@@ -135,7 +118,7 @@ def count_sweep(config: SiteConfig, verdicts: Sequence[str]) -> None:
             phases = [state.phase for state in states.read_all(config.paths.run)]
             metrics.update(directory, config.paths.run, phases, swept=verdicts)
 
-        _aside(count)
+        tried(count, within_s=ACCOUNTS_S)
 
 
 def configured(path: Path, node: str, job_id: int) -> SiteConfig:

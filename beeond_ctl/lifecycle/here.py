@@ -14,8 +14,8 @@ from beeond_ctl.backends import Backend, Keys, get
 from beeond_ctl.errors import NodeError, RequestError
 from beeond_ctl.events import EventLog
 from beeond_ctl.keys import Secrets, derive, name_of, read_secrets
-from beeond_ctl.plan import Plan, make_plan
-from beeond_ctl.request import JobNames, Request, Transfer, decode, expand
+from beeond_ctl.plan import Job, Plan, make_plan
+from beeond_ctl.request import JobNames, Request, Transfer, check_deletions, decode, expand
 from beeond_ctl.slurm import fold_nodes
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ class Here:
     @cached_property
     def first_plan(self) -> Plan:
         """The plan before the nodes agreed on ports. Raises RequestError."""
-        return make_plan(self.config, self.request, self.state.job, self.state.nodes)
+        kin = self.state.kin
+        if kin is None:
+            return make_plan(self.config, self.request, self.state.job, self.state.nodes)
+        guests = tuple(node for _, _, nodes in kin.guests for node in nodes)
+        own = self.state.job.job_id
+        return make_plan(self.config, self.request, kin.job, kin.nodes, guests=guests, run_as=own)
 
     @property
     def plan(self) -> Plan:
@@ -68,20 +73,32 @@ class Here:
         return get(self.first_plan.backend)
 
     @property
+    def instance(self) -> Job:
+        """The job whose instance it is."""
+        return self.state.instance
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether this job mounts the instance of another component, or was going to."""
+        return self.instance.job_id != self.state.job.job_id or self.request.join is not None
+
+    @property
     def owed(self) -> bool:
         """Whether data may be here that was asked to be staged out, is not proved to be, and was not given up."""
         state = self.state
-        return state.ran and bool(self.request.stage_out) and not (state.proved or state.given_up)
+        if not state.ran or state.proved or state.given_up or state.phase == "failed":  # was rolled back
+            return False
+        return not self.is_guest and bool(self.request.stage_out)
 
     @property
     def serves(self) -> bool:
         """Whether this node holds data of the instance; otherwise it only mounts."""
-        return self.node in self.first_plan.servers
+        return not self.is_guest and self.node in self.first_plan.servers
 
     @property
     def leads(self) -> bool:
         """Whether this node is the leader."""
-        return self.node == self.first_plan.leader
+        return not self.is_guest and self.node == self.first_plan.leader
 
     @property
     def run_dir(self) -> Path:
@@ -111,12 +128,12 @@ class Here:
 
     def key(self, purpose: str) -> bytes:
         """A key of this run of the job, for `purpose` alone."""
-        return derive(self._secret, f"{purpose} {self.state.job.run_id}")
+        return derive(self._secret, f"{purpose} {self.instance.run_id}")
 
     def other_keys(self, purpose: str) -> list[bytes]:
         """What the leader may have in the place of `key`, as long as it is not known which secret it uses."""
         accepted = () if self.state.secret else self._secrets.accepted
-        return [derive(secret, f"{purpose} {self.state.job.run_id}") for secret in accepted]
+        return [derive(secret, f"{purpose} {self.instance.run_id}") for secret in accepted]
 
     @property
     def keys(self) -> Keys:
@@ -140,8 +157,9 @@ class Here:
     def _hint(self) -> dict[str, Any]:
         state = self.state
         return {
-            "job": state.job.job_id, "user": state.job.user, "node": state.node, "phase": state.phase,
-            "nodes": fold_nodes(state.nodes), "backend": self.first_plan.backend, "mount": state.mount,
+            "job": state.job.job_id, "instance": self.instance.job_id, "user": state.job.user, "node": state.node,
+            "phase": state.phase, "nodes": fold_nodes(state.nodes), "backend": self.first_plan.backend,
+            "mount": state.mount,
             "reason": state.reason or None, "took": self.events.took(), "transfers": self.transferred,
             "places": self._places(),
         }  # fmt: skip
@@ -165,9 +183,11 @@ class Here:
 
     def transfers(self, *, inward: bool) -> list[Transfer]:
         """The transfers of the request with their `%` patterns replaced. Raises RequestError."""
-        job, names = self.state.job, self.state.names
+        job, names = self.instance, self.state.names
         known = JobNames(
             job.job_id, job.user, names.get("job_name"), names.get("array_job_id"), names.get("array_task_id")
         )
         chosen = self.request.stage_in if inward else self.request.stage_out
-        return [expand(transfer, known, inward=inward) for transfer in chosen]
+        expanded = [expand(transfer, known, inward=inward) for transfer in chosen]
+        check_deletions(expanded)
+        return expanded

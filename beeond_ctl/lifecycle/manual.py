@@ -19,7 +19,7 @@ from beeond_ctl import config as configuration
 from beeond_ctl import slurm
 from beeond_ctl import state as states
 from beeond_ctl.errors import NodeError, PeerError, UsageError, one_line
-from beeond_ctl.launch import fold, on_nodes
+from beeond_ctl.launch import all_done, fold, on_nodes
 from beeond_ctl.lifecycle import bringup, guard, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import FIRST_OWN_ID, Job, make_plan
@@ -60,6 +60,8 @@ def up(
 
     Raises UsageError, RequestError, or NodeError naming the nodes at fault; the others have rolled back.
     """
+    if asked.share is not None or asked.join is not None:
+        raise UsageError("share and join are for components of Slurm's heterogeneous jobs; leave them out")
     if needs_scheduler(asked):
         raise UsageError("%x, %A and %a are names of Slurm's jobs; write the paths without them")
     try:
@@ -115,13 +117,7 @@ def down(
         fanout=len(nodes),
         launcher=launcher,
     )
-    for told, text in fold(answers):
-        yield f"{slurm.fold_nodes(told)}: {text}"
-    bad = [answer.node for answer in answers if answer.code != 0]
-    if bad:
-        raise NodeError(
-            f"{run_id} is not down on {slurm.fold_nodes(bad)}; mend the cause named above, and run it again"
-        )
+    yield from all_done(answers, f"{run_id} is not down")
 
 
 def up_here(config_path: Path, word: str) -> None:

@@ -9,49 +9,31 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from beeond_ctl import mounts
+from beeond_ctl import libc, mounts
+from beeond_ctl.aside import tried
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-T = TypeVar("T")
-
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MARK: Final = "mark"
 
 
-def within(deadline_s: float, what: str, action: Callable[[], T]) -> T:
-    """The result of `action`, which may hang in the kernel. Raises NodeError with `what` when it does, or fails.
+def within(
+    deadline_s: float, what: str, action: Callable[[], None], *, check: Callable[[], object] = bool
+) -> None:
+    """Do `action`, which may hang in the kernel. Raises NodeError with `what` when it does, or fails.
 
-    The thread that hangs is left behind: it ends with this process, or with the mount.
+    `check`, called meanwhile, may end the waiting by raising something.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            errors.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    if thread.is_alive():
-        raise NodeError(f"{what} within {deadline_s:.0f} s; see the services' logs")
-    if errors:
-        error = errors[0]
-        if isinstance(error, OSError):
-            raise NodeError(f"{what} ({error}); see the services' logs") from error
-        raise error
-    return results[0]
+    if wrong := tried(action, within_s=deadline_s, check=check):
+        raise NodeError(f"{what} ({wrong}); see the services' logs")
 
 
 @contextmanager
@@ -108,6 +90,15 @@ def touch(point: Path) -> None:
     with _opened_mount(point) as top:
         os.mkdir(name, 0, dir_fd=top)
         os.rmdir(name, dir_fd=top)
+
+
+def sync(point: Path) -> None:
+    """Write out what processes stored through mappings, which closing a file need not do. Raises OSError.
+
+    syncfs(2) reports errors since Linux 5.8.
+    """
+    with _opened_mount(point) as top:
+        libc.call("syncfs", top)
 
 
 def insist(point: Path, deadline_s: float) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from beeond_ctl import events, slurm, storage
 from beeond_ctl import state as states
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import BeeondError, NodeError, UsageError, one_line
-from beeond_ctl.launch import fold, on_nodes
+from beeond_ctl.launch import all_done, on_nodes
 from beeond_ctl.lifecycle import claims, guard, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import FIRST_OWN_ID, port_blocks
@@ -43,13 +43,7 @@ def everywhere(
     how = ["--discard"] if discard else [word for each in sorted(proved) for word in ("--proved", each)]
     how += [] if owner is None else ["--owner", str(owner)]
     answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
-    for told, text in fold(answers):
-        yield f"{slurm.fold_nodes(told)}: {text}"
-    bad = [answer.node for answer in answers if answer.code != 0]
-    if bad:
-        raise NodeError(
-            f"job {job_id} is not finished on {slurm.fold_nodes(bad)}; mend the cause named above and run it again"
-        )
+    yield from all_done(answers, f"job {job_id} is not finished")
 
 
 def _known_nodes(config: SiteConfig, job_id: int) -> tuple[str, ...]:
@@ -63,13 +57,16 @@ def _known_nodes(config: SiteConfig, job_id: int) -> tuple[str, ...]:
         shown = slurm.run(config.slurm.path, "scontrol", "show", "node")
     except NodeError:
         shown = ""
-    # Reasons quote users' paths, so only what stands at the end of one of ours counts.
-    ours = (
-        rf"{re.escape(guard.drain_prefix(job_id))}[^|\n]*beeond-ctl recover {job_id} --nodes ([\w.,\[\]-]+)"
-    )
+    # Reasons quote users' paths, so only what stands at the end of one of ours counts, and only nodes that Slurm has.
+    known = frozenset(re.findall(r"^NodeName=(\S+)", shown, re.MULTILINE))
+    prefix, named = re.escape(guard.drain_prefix(job_id)), r"'?([\w.,\[\]-]+)'?"
+    ours = rf"(?:Reason=|\| ){prefix}[^|\n]*beeond-ctl recover {job_id} --nodes {named}"
     for match in re.finditer(ours + r"(?= \||\s*(?:\[[^\]\n]*\])?$)", shown, re.MULTILINE):
-        return slurm.expand_nodes(match[1])
-    raise UsageError(f"the nodes of job {job_id} are not known here; name them with --nodes")
+        if known.issuperset(nodes := slurm.expand_nodes(match[1])):
+            return nodes
+    raise UsageError(
+        f"the nodes of job {job_id} are not known here; name them with --nodes, if it is not recovered already"
+    )
 
 
 def alive(config: SiteConfig, job_id: int) -> str:
@@ -79,14 +76,8 @@ def alive(config: SiteConfig, job_id: int) -> str:
     """
     if job_id >= FIRST_OWN_ID:
         return "in use until `beeond-ctl down`"  # an instance without Slurm
-    found = slurm.job_fields(config.slurm.path, job_id).get("JobState", "")
-    return found if found in _ALIVE else ""
-
-
-_ALIVE: Final = frozenset(
-    ["RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"]
-)
-"""States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run."""
+    found, _ = slurm.state_and_nodes(config.slurm.path, job_id)
+    return found if found in slurm.ALIVE else ""
 
 
 def on_this_node(
@@ -204,7 +195,7 @@ def _named(state: states.State) -> str:
 def _restart(here: Here, team: Team) -> None:
     """Bring a retained instance up again as it was, for root's eyes only but for the copying."""
     steps.unmount(here)
-    steps.stop(here)
+    steps.stop(here, keep=True)
     storage.attach(here.plan, deadline_s=here.config.deadlines.start)
     free = claims.claim_ports(
         here.config.paths.run, here.state.job.job_id, port_blocks(here.config, here.state.job)

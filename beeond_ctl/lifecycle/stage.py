@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import flushes, slurm
@@ -36,9 +37,13 @@ _SAMPLES = 240
 class Stage:
     """One direction of staging, of all transfers of a request, on this node."""
 
-    def __init__(self, here: Here, *, inward: bool, trust_missing: bool = True) -> None:
-        """`trust_missing`: whether a source of a stage-out that is not there counts as nothing to stage out."""
+    def __init__(self, here: Here, *, inward: bool, trust_missing: bool = True, listed: bool = False) -> None:
+        """`trust_missing`: whether a source of a stage-out that is not there counts as nothing to stage out.
+
+        `listed`: there may be lists of the sources of a stage-in, made while the job was pending.
+        """
         self._here, self._inward, self._trust_missing = here, inward, trust_missing
+        self._listed = listed
         self._coordinators: dict[int, Coordinator] = {}
         count = len(here.request.stage_in if inward else here.request.stage_out)
         self.handlers = {"take": self._take, "report": self._report}
@@ -46,11 +51,12 @@ class Stage:
         self.combine["proved"] = self._prove
 
     def run(self, team: Team) -> None:
-        """Copy everything, together with all other nodes.
+        """Copy everything, together with all other nodes; of a stage-out also what comes after a transfer that failed.
 
         Raises UserError or JobGoneError for a stage-in that did not succeed, RetainedError for a stage-out that is not
         proved, NodeError when this node cannot copy, PeerError when another one is lost.
         """
+        failed: list[str] = []
         for index, transfer in enumerate(self._here.transfers(inward=self._inward)):
             with self._here.events.timed("stage-in" if self._inward else "stage-out") as extra:
                 extra |= {"transfer": index, "source": transfer.source, "destination": transfer.destination}
@@ -59,12 +65,18 @@ class Stage:
                 self._here.transferred.append(_in_short(transfer, summary, inward=self._inward))
                 if index in self._coordinators:
                     extra["by_node"] = self._coordinators[index].progress().bytes_by_node
+                    if self._coordinators[index].listed:
+                        extra["listed"] = self._coordinators[index].listed
             if summary["cancelled"] == _GONE:
                 raise JobGoneError(f"job {self._here.state.job.job_id}: {_GONE} during its stage-in")
             if not (summary["proved"] or (summary["missing"] and not self._inward and self._trust_missing)):
-                raise (UserError if self._inward else RetainedError)(
-                    _told(transfer, summary, inward=self._inward)
-                )
+                failed.append(_told(transfer, summary, inward=self._inward))
+                if self._inward:
+                    raise UserError(failed[0])
+                if summary["cancelled"]:
+                    break
+        if failed:
+            raise RetainedError("; ".join(failed))
         if not self._inward:
             self._prove_together(team)
 
@@ -101,7 +113,7 @@ class Stage:
         if here.leads:
             if "delete" in transfer.flags:
                 self._announce_deletion(index, transfer, user)
-            self._coordinators[index] = self._coordinator(transfer, user)
+            self._coordinators[index] = self._coordinator(index, transfer, user)
         watch = _Watch(here, self._coordinators.get(index), index, inward=self._inward)
         stop = threading.Event()
         with watch:
@@ -124,23 +136,33 @@ class Stage:
             doomed = {"problem": str(error)}
         self._here.events.log("deletes", transfer=index, destination=transfer.destination, **doomed)
 
-    def _coordinator(self, transfer: Transfer, user: Identity) -> Coordinator:
+    def _coordinator(self, index: int, transfer: Transfer, user: Identity) -> Coordinator:
         from beeond_ctl.staging.coordinator import Coordinator
 
         here = self._here
         journal = self._journal_dir()
-        journal.mkdir(mode=0o700, exist_ok=True)
         try:
-            return Coordinator(self._job(transfer), user, journal, here.plan.nodes)
+            journal.mkdir(mode=0o700, exist_ok=True)
+            nodes = here.plan.nodes if self._inward else here.plan.own_nodes  # guests have gone by then
+            job = replace(self._job(transfer), listed=self._list_path(index))
+            return Coordinator(job, user, journal, nodes)
         except OSError as error:
             raise NodeError(f"staging cannot start: {error}") from error
 
+    def _list_path(self, index: int) -> bytes:
+        """Where there may be a list of the source of a stage-in; nothing where there is none."""
+        lists, job = self._here.config.slurm.lists, self._here.state.job
+        if not (lists and self._listed):
+            return b""
+        from beeond_ctl.staging.listing import path_of
+
+        return os.fsencode(path_of(lists, job.user, job.job_id, index))
+
     def _journal_dir(self) -> Path:
-        """Stage-out's journal has to survive a reboot; stage-in's need not survive the instance."""
+        """On the device: it survives a reboot, goes with the data, and what is many files is not held in memory."""
         from pathlib import Path
 
-        here = self._here
-        return here.run_dir / "journal" if self._inward else Path(here.plan.targets[0].home) / "journal"
+        return Path(self._here.plan.targets[0].home) / "journal"
 
     def _job(self, transfer: Transfer) -> Job:
         from beeond_ctl.staging.transfer import Job
@@ -150,8 +172,9 @@ class Stage:
         if self._inward:
             return Job(source, top + destination, transfer.flags, durable=False)
         return Job(
-            top + source, destination, transfer.flags, flushes=top + os.fsencode(flushes.NAME), alone=True
-        )
+            top + source, destination, transfer.flags,
+            flushes=top + os.fsencode(flushes.NAME), alone=True, outside=top[:-1],
+        )  # fmt: skip
 
     # --- on the leader --------------------------------------------------------------------------------
 
@@ -262,6 +285,14 @@ def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:
     name = "stage-in" if inward else "stage-out"
     path = transfer.source if inward else transfer.destination
     shown = printable(path)
+    if inward and summary["missing"]:
+        return f"stage-in of {shown}: no such file or directory; make it, or mend its name, and submit the job again"
+    if summary["missing"]:
+        source = printable(transfer.source)
+        return (
+            f"stage-out to {shown}: {source} is not there now; "
+            "if the job never made it, `recover --discard` gives it up when nothing else is named here"
+        )
     reasons = "; ".join(summary["problems"]) or summary["cancelled"] or "no proof"
     return f"{name} {'of' if inward else 'to'} {shown}: {reasons}"
 

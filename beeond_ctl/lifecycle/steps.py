@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import hints, mounts, storage, supervisor
-from beeond_ctl.errors import NodeError, PeerError, one_line
+from beeond_ctl.errors import BeeondError, NodeError, PeerError, one_line
 from beeond_ctl.lifecycle import claims
 from beeond_ctl.lifecycle.team import open_team
 from beeond_ctl.plan import port_blocks
@@ -51,7 +52,7 @@ def _agree(here: Here, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
             f"{here.first_plan.backend} {edition} is on {here.node} and {found}; install the same everywhere",
             tuple(others),
         )
-    for block in port_blocks(here.config, here.state.job):
+    for block in port_blocks(here.config, here.instance):
         if all(block in report["free"] for report in reports.values()):
             names = _known_names(reports)
             return {"block": block, "names": names, "secret": here.secret_name, "edition": edition}
@@ -97,25 +98,24 @@ def start_services(here: Here, team: Team) -> None:
         if here.backend.MANAGED:
             start(here, [service for service in services if service.first], check=team.check)
             meet(here, team, "managed", deadline_s)
-        started = launch(here, [service for service in services if not service.first])
-        for question in questions[:1]:
-            _see_that_it_answers(here, question)
-        supervisor.wait_ready(started, deadline_s=deadline_s, check=team.check)
+        started = launch(here, [service for service in services if not service.first and not service.last])
+        check = _suspecting(here, team, questions[0]) if questions else team.check
+        supervisor.wait_ready(started, deadline_s=deadline_s, check=check)
     meet(here, team, "serving", deadline_s)
     if here.backend.MANAGED:
+        _start_last(here, team, [service for service in services if service.last or service.twice])
         missing = _wait_for_members(here, team, questions, "registering") if here.leads else {}
         late_s = here.config.deadlines.silence  # the leader asks until its deadline
         meet(here, team, "registered", deadline_s + late_s, missing=missing)
-        _start_again(here, team, [service for service in services if service.twice])
 
 
-def _start_again(here: Here, team: Team, services: Sequence[Service]) -> None:
-    """Start `services` a second time, now that all others are registered. Killed, since they have no clients yet."""
-    with here.events.timed("starting again"):
+def _start_last(here: Here, team: Team, services: Sequence[Service]) -> None:
+    """Start `services` now that all others serve; those that ran already are killed, since they have no clients yet."""
+    with here.events.timed("starting the last"):
         for service in services:
-            supervisor.kill(supervisor.Process(service.name, *here.state.processes[service.name]))
+            if service.twice:
+                supervisor.kill(supervisor.Process(service.name, *here.state.processes[service.name]))
         start(here, services, check=team.check)
-    meet(here, team, "acquainted", here.config.deadlines.start)
 
 
 def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> None:
@@ -137,29 +137,54 @@ def _settle(here: Here, team: Team, *, fresh: bool) -> None:
         return
     deadline_s, missing = here.config.deadlines.start, {}
     if here.leads:
-        missing = _wait_for_members(here, team, here.backend.usable(here.plan, here.keys), "becoming usable")
-        commands = here.backend.arrange(here.plan, here.keys) if fresh and not missing else ()
-        with here.events.timed("arranging"):
-            for command in commands:
-                supervisor.run(command, search_path=here.config.backend.path, deadline_s=deadline_s)
-        if commands and not missing:  # what was arranged may have begun a resynchronisation
-            missing = _wait_for_members(
-                here, team, here.backend.usable(here.plan, here.keys), "becoming whole"
-            )
+        questions = here.backend.usable(here.plan, here.keys)
+        early = here.backend.arranges_early(here.plan)
+        if fresh and early:
+            _arrange(here)
+        missing = _wait_for_members(here, team, questions, "becoming usable")
+        if fresh and not early and not missing:
+            _arrange(here)  # which may begin a resynchronisation
+            missing = _wait_for_members(here, team, questions, "becoming whole")
     late_s = here.config.deadlines.silence  # the leader asks until its deadline
     meet(here, team, "settled", 3 * deadline_s + late_s, missing=missing)
 
 
+def _arrange(here: Here) -> None:
+    with here.events.timed("arranging"):
+        for command in here.backend.arrange(here.plan, here.keys):
+            supervisor.run(
+                command, search_path=here.config.backend.path, deadline_s=here.config.deadlines.start
+            )
+
+
 _ASK_AGAIN_S: Final = 0.05
 """Seconds between two questions: a program is run for each, on the leader alone."""
+_ASK_EARLY_S: Final = 0.3
+"""The same, as long as nothing but "not yet" is to be expected."""
 
 
-def _see_that_it_answers(here: Here, question: Question) -> None:
-    """See that the manager answers, while servers start that would wait for it for ever.
+_SUSPICIOUS_S: Final = 0.5
+"""Seconds that servers may take to start until their manager is looked at."""
 
-    Raises NodeError naming it: otherwise each node would take its own servers to be at fault.
+
+def _suspecting(here: Here, team: Team, question: Question) -> Callable[[], None]:
+    """A check for `wait_ready`: when servers take long it sees, once, whether their manager answers.
+
+    They would wait for it for ever. It raises NodeError naming it: each node would blame its own servers.
     """
-    deadline = time.monotonic() + here.config.deadlines.silence
+    began, looked = time.monotonic(), False
+
+    def check() -> None:
+        nonlocal looked
+        team.check()
+        if not looked and time.monotonic() > began + _SUSPICIOUS_S:
+            looked = True
+            _see_that_it_answers(here, question, began + here.config.deadlines.silence)
+
+    return check
+
+
+def _see_that_it_answers(here: Here, question: Question, deadline: float) -> None:
     while True:
         left_s = max(1.0, deadline - time.monotonic())
         answer = supervisor.ask(question.command, search_path=here.config.backend.path, deadline_s=left_s)
@@ -184,10 +209,12 @@ def _wait_for_members(here: Here, team: Team, questions: Sequence[Question], wha
     Raises PeerError when a node fails meanwhile, NodeError when there is no answer.
     """
     search_path, deadline_s = here.config.backend.path, here.config.deadlines.start
-    deadline = time.monotonic() + deadline_s
+    began = time.monotonic()
+    deadline = began + deadline_s
     with here.events.timed(what) as extra:
         extra["asked"] = 0
         for question in questions:
+            due = began + question.due_s
             while True:
                 left_s = max(1.0, deadline - time.monotonic())
                 answer = supervisor.ask(question.command, search_path=search_path, deadline_s=left_s)
@@ -201,7 +228,7 @@ def _wait_for_members(here: Here, team: Team, questions: Sequence[Question], wha
                     if not there:
                         raise _silent(here, answer)
                     return missing
-                time.sleep(_ASK_AGAIN_S)
+                time.sleep(_ASK_EARLY_S if time.monotonic() + _ASK_EARLY_S < due else _ASK_AGAIN_S)
     return {}
 
 
@@ -296,29 +323,53 @@ def remove_instance(here: Here) -> None:
     Raises NodeError naming what could not be removed.
     """
     unmount(here)
-    stop(here)
+    stop(here, keep=False)
     wipe(here)
 
 
 def unmount(here: Here) -> None:
     """Unmount; processes that hold the mount are ended, and named in the event log. Raises NodeError."""
     # Its usual point is no other job's: it may have been made in the moment before the state could say so.
-    point = here.state.mount or f"{here.config.mount.root}/{here.state.job.job_id}"
+    point = here.state.mount or f"{here.config.mount.root}/{here.instance.job_id}"
     if here.state.mount is None and not os.path.lexists(point):
         return
     with here.step("unmounting") as extra:
-        killed = mounts.unmount(point, deadline_s=here.config.deadlines.stop)
+        _see_that_it_is_managed(here, point)
+        try:
+            killed = mounts.unmount(point, deadline_s=here.config.deadlines.stop)
+        except NodeError:
+            with suppress(NodeError):  # it is detached
+                mounts.remove_point(point)
+            raise
         if killed:
             extra["ended"] = killed
         mounts.remove_point(point)
         here.state.mount = None
 
 
-def stop(here: Here) -> None:
-    """Stop all processes of the instance at once. Raises NodeError."""
+def _see_that_it_is_managed(here: Here, point: str) -> None:
+    """Start the manager again if it has died: without it no node's client can be unmounted. Never fails."""
+    name = here.backend.MANAGED
+    if not name or not here.leads or lives(here, name) or mounts.mount_at(point) is None:
+        return
+    here.events.log("revived", services=[name])
+    try:
+        services = here.backend.services(here.plan, here.node, here.keys)
+        start(here, [service for service in services if service.name == name])
+    except BeeondError as error:  # clients give up after a while; and the deadline counts for each of them
+        here.events.log("not-revived", services=[name], message=one_line(error))
+
+
+def stop(here: Here, *, keep: bool) -> None:
+    """Stop all processes of the instance at once. Raises NodeError.
+
+    They end in order, which takes BeeGFS seconds, only if there is data to `keep`: what is wiped need not be whole.
+    """
     with here.step("stopping") as extra:
         known = [supervisor.Process(name, *process) for name, process in here.state.processes.items()]
-        killed = supervisor.stop(known, token=here.state.token, timeout_s=here.config.deadlines.stop)
+        killed = supervisor.stop(
+            known, token=here.state.token, timeout_s=here.config.deadlines.stop, in_order=keep
+        )
         if killed:
             extra["killed"] = killed
         here.state.processes = {}
@@ -329,7 +380,10 @@ def wipe(here: Here) -> None:
     with here.step("wiping") as extra:
         if here.serves:
             receipts = storage.wipe(
-                here.plan, here.config.storage.wipe, deadline_s=here.config.deadlines.wipe
+                here.plan,
+                here.config.storage.wipe,
+                deadline_s=here.config.deadlines.wipe,
+                leave=not here.state.ran,  # kept data of an earlier run of the job is why this one came to nothing
             )
             extra["receipts"] = [receipt.as_dict() for receipt in receipts]
     claims.release(here.config.paths.run, here.state.job.job_id)

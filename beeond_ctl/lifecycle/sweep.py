@@ -13,6 +13,7 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -82,7 +83,7 @@ def sweep(config: SiteConfig, *, dry_run: bool = False, deadline_s: float | None
         found.append(_guarded(run, job_id, f"{config.mount.root}/{job_id}", _point))
     for loop in storage.loops(config):
         if loop.job_id not in jobs:
-            found.append(_guarded(run, loop.job_id, f"{loop.device} on {loop.image}", _loop))
+            found.append(_guarded(run, loop.job_id, f"{loop.device} on {loop.image}", partial(_loop, loop)))
     found += _processes(run, marked)
     found += [Leftover(f"claim of {name}", "removed", "its job is gone") for name in _claims(run)]
     found += _old_logs(run, jobs)
@@ -186,7 +187,7 @@ def _dead(run: _Sweep, here: Here, what: str, *, fresh: bool) -> Leftover:
     with guard.accounted(run.config, here.node, here.state.job.job_id, ends=True):
         if keep:
             steps.unmount(here)
-            steps.stop(here)
+            steps.stop(here, keep=True)
             with guard.draining(run.config, here.node, here.state.job.job_id):
                 teardown.retain(here, "the job's Epilog did not run to its end on this node")
         steps.remove_instance(here)
@@ -251,7 +252,7 @@ def _forget_unexpired(run: _Sweep, found: Sequence[Leftover]) -> None:
 def _hurry(run: _Sweep, here: Here) -> None:
     """Let no step take longer than there is time."""
     deadlines = here.config.deadlines
-    shorter = {name: _deadline_s(run, getattr(deadlines, name)) for name in ("stop", "wipe")}
+    shorter = {name: _deadline_s(run, getattr(deadlines, name)) for name in ("start", "stop", "wipe")}
     here.config = here.config.model_copy(update={"deadlines": deadlines.model_copy(update=shorter)})
 
 
@@ -276,8 +277,11 @@ def _stray(run: _Sweep, job_id: int, home: str) -> Leftover | None:
 
 def _point(run: _Sweep, job_id: int, point: str) -> Leftover | None:
     """A mount, or a mount point, of a job that has no state here any more. The directory above it is ours alone."""
-    if states.run_dir(run.config.paths.run, job_id).exists():
+    root = run.config.paths.run
+    if states.run_dir(root, job_id).exists():
         return None  # its own tear-down goes by its state
+    if any(state.instance.job_id == job_id for state in states.read_all(root)):
+        return None  # that of a guest, which has a state
     mounted = mounts.mount_at(point) is not None
     if mounted and _alive(run, job_id):
         return Leftover(point, "live", "mounted, and its job lives")
@@ -297,13 +301,12 @@ def _point(run: _Sweep, job_id: int, point: str) -> Leftover | None:
     return Leftover(point, "removed", text)
 
 
-def _loop(run: _Sweep, job_id: int, what: str) -> Leftover | None:
+def _loop(loop: storage.Loop, run: _Sweep, job_id: int, what: str) -> Leftover | None:
     """A loop device on an image of a job that has no state here any more."""
     if states.run_dir(run.config.paths.run, job_id).exists():
         return None
-    device = what.partition(" ")[0]
     if not run.dry_run:
-        storage.free_loop(device)
+        storage.free_loop(loop)
     return Leftover(what, "removed", "its job has no state")
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from beeond_ctl.errors import JobGoneError, PeerError, RequestError, UserError, one_line
+
 if TYPE_CHECKING:
     from beeond_ctl.lifecycle.here import Here
 
@@ -62,12 +64,13 @@ def open_team(
 ) -> Iterator[Team]:
     """The team of the job's nodes for `purpose` (prolog, epilog, recover); all have to give the same.
 
-    Who only mounted has no part in a recovery: after a reboot such a node knows nothing of the job.
+    Who only mounted has no part in a recovery: after a reboot such a node knows nothing of the job. Guests have none in
+    an Epilog: their component ends when it likes.
 
     Raises NodeError when the leader finds no port to listen on.
     """
     plan = here.first_plan
-    nodes = plan.servers if purpose == "recover" else plan.nodes
+    nodes = {"recover": plan.servers, "epilog": plan.own_nodes}.get(purpose, plan.nodes)
     if len(nodes) == 1:
         yield _Alone(here.node, combine, handlers)
         return
@@ -91,3 +94,17 @@ def open_team(
             leader=plan.leader, silence_s=silence_s, other_keys=others,
         ) as me:  # fmt: skip
             yield me
+
+
+@contextmanager
+def telling(team: Team, here: Here) -> Iterator[None]:
+    """Tell the others when the block fails here, so that nobody waits for this node."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except BaseException as error:
+        user_fault = isinstance(error, (UserError, RequestError, JobGoneError))
+        team.fail(one_line(error), user_fault=user_fault)
+        here.events.log("failed", message=one_line(error), user_fault=user_fault)
+        raise

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import config as configuration
-from beeond_ctl import slurm, storage
+from beeond_ctl import mounts, slurm, storage
 from beeond_ctl import state as states
 from beeond_ctl.errors import BeeondError, ConfigError, NodeError, PeerError, RetainedError, one_line
-from beeond_ctl.lifecycle import claims, guard, probe, stage, steps, tell
+from beeond_ctl.lifecycle import claims, guard, kin, probe, stage, steps, tell, watch
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team
+from beeond_ctl.request import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,25 +57,36 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
     `prepare` makes a file system that is owed a stage-out usable again, if it is not. Raises RetainedError when the
     data was kept, NodeError when something could not be removed.
     """
+    watch.end(here)
     if not here.state.ran:
         if here.state.phase not in {"claimed", "failed"}:
             steps.roll_back(here)
         steps.forget(here)
         return
+    if here.is_guest:
+        unwritten = _write_out(here)
+        steps.remove_instance(here)
+        steps.forget(here)
+        if unwritten:  # the component that serves sees by this node's reason that it may not wipe
+            raise NodeError(unwritten)
+        return
     owed = here.owed
     staging = stage.Stage(here, inward=False, trust_missing=purpose != "recover")
-    combine = {"ending": _ending, **steps.combine(here), **staging.combine}
+    combine = {"ending": _ending, **kin.combine(here), **steps.combine(here), **staging.combine}
     problem: BeeondError | None = None
     with open_team(here, purpose, combine=combine, handlers=staging.handlers) as team:
         try:
             usable = here.state.phase != "failed"
-            hurry = owed and purpose == "epilog" and _is_given_up(here)
+            hurry = bool(here.request.stage_out) and purpose == "epilog" and _is_given_up(here)
             told = steps.meet(here, team, "ending", here.config.deadlines.meet, ran=usable, hurry=hurry)
             if told["hurry"] and owed:
                 here.state.given_up = True
                 here.save()
                 owed = False
-            owed = owed and usable and bool(told["ran"])
+            if here.request.share is not None:
+                writing = kin.wait_for_guests(here, team, strict=purpose == "epilog")
+                _see_that_none_writes(writing if owed else "")
+            owed = owed and bool(told["ran"])
             if owed:
                 _see_that_all_ran(told["failed"])
                 here.enter("staging-out")
@@ -91,16 +104,29 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
             if not isinstance(error, RetainedError):
                 team.fail(text, user_fault=False)
         keep = owed and not here.state.proved
-        steps.unmount(here)
+        stuck = _unmount(here)
         with suppress(PeerError):  # whoever does not come is not waited for twice
             steps.meet(here, team, "unmounted", here.config.deadlines.stop)
     why = one_line(problem) if problem else "stage-out ended without a proof"
+    why += f"; {stuck}" if stuck else ""
     with tell.telling(here, _told(here, why if keep else "") if owed else ""):
-        steps.stop(here)
+        steps.stop(here, keep=keep)
         if keep:
             retain(here, why)
         steps.wipe(here)
     steps.forget(here)
+    if stuck:
+        raise NodeError(stuck)
+
+
+def _unmount(here: Here) -> str:
+    """Unmount. What was detached since it could not be let go of; the rest of the instance has to end all the same."""
+    try:
+        steps.unmount(here)
+    except NodeError as error:
+        here.events.log("detached", message=one_line(error))
+        return one_line(error)
+    return ""
 
 
 def _told(here: Here, why: str) -> str:
@@ -143,11 +169,43 @@ def _see_that_all_ran(failed: list[str]) -> None:
         )
 
 
+def _see_that_none_writes(writing: str) -> None:
+    if writing:
+        raise RetainedError(writing)
+
+
+def _write_out(here: Here) -> str:
+    """Write out what this node's programs stored through mappings; what went wrong. Unmounting does not tell."""
+    point = here.plan.mount_point
+    if mounts.mount_at(point) is None:
+        return ""
+    try:
+        with here.events.timed("syncing"):
+            probe.within(
+                here.config.deadlines.stall,
+                f"{point}: what this node wrote is not written out",
+                lambda: probe.sync(Path(point)),
+            )
+    except NodeError as error:
+        return one_line(error)
+    return ""
+
+
 def _see_that_it_is_whole(here: Here, team: Team) -> None:
-    """A file system that lacks a server may say "no such file" of what it has. Raises NodeError or PeerError."""
+    """A file system that lacks a server may say "no such file" of what it has; a node may still hold what was stored.
+
+    Raises NodeError or PeerError.
+    """
     point, deadline_s = Path(here.plan.mount_point), here.config.deadlines.start
-    with here.events.timed("whole"):
+    with here.events.timed("whole") as extra:
+        # A user's own mounts have lost their servers with the job, and would hide data or fail the copying.
+        if covered := mounts.uncover(str(point), deadline_s=here.config.deadlines.stop):
+            extra["unmounted"] = [printable(text) for text in covered]
         probe.within(deadline_s, f"{point} does not answer", lambda: probe.insist(point, deadline_s))
+    if len(here.plan.nodes) > 1:
+        deadline_s += here.config.deadlines.stall
+        if unwritten := _write_out(here):
+            raise NodeError(unwritten)
     steps.meet(here, team, "whole", deadline_s)
 
 
@@ -184,4 +242,4 @@ def retain(here: Here, why: str) -> None:
 
 def recovery(job_id: int, nodes: Sequence[str]) -> str:
     """What to do about kept data. `recover` finds the nodes of a job in a drain reason by these words."""
-    return f"when the cause is gone run: beeond-ctl recover {job_id} --nodes {slurm.fold_nodes(nodes)}"
+    return f"when the cause is gone run: beeond-ctl recover {job_id} --nodes {shlex.quote(slurm.fold_nodes(nodes))}"

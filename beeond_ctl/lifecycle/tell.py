@@ -54,6 +54,12 @@ def staged_out(here: Here) -> str:
     gone = [str(each.get("source")) for each in out if (each.get("summary") or {}).get("missing")]
     if gone:
         parts.append(f"{', '.join(gone)} was NOT THERE, nothing was copied for it")
+    # One that is started again to unmount comes after.
+    earlier = found[: found.index(out[0])] if out else found
+    if any(each.get("event") in {"revived", "remounted"} for each in earlier):
+        parts.append(
+            "a server of the file system HAD DIED during the job, and what was written after that failed"
+        )
     return "; ".join(parts)
 
 

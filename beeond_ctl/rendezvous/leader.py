@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     Handler = Callable[[str, Body], Body]
 
 TICK_S = 0.25
+BEAT_S = 1.0
+"""Between two signs of life of a member."""
 BROKEN_S = 2.0
 """How long a closed connection may take to come back before its node counts as lost."""
 _PAUSE_S = 1.0
@@ -77,7 +79,7 @@ class Leader:
     member's questions in threads of their own. An exception in `combine` ends the meeting, one in a handler
     goes to who asked. A PeerError raised by either names the nodes at fault.
 
-    Raises NodeError when no port is free. Do not fork without exec while it runs.
+    Raises NodeError when no port is free. A fork without exec must not touch it.
     """
 
     def __init__(
@@ -434,9 +436,21 @@ class Leader:
             verdicts = [callback(node.name) for callback in self._lost_callbacks]  # all of them are told
             if any(verdicts):
                 self._give_up(node)
+            elif self._hears_nobody(now):
+                text = f"{self.name} hears none of the other nodes, for {self._silence_s:g} s: is its network down?"
+                self._end(text, (self.name,))
+                return
             else:
                 self._end(f"{node.name} {why}", (node.name,))
                 return
+
+    def _hears_nobody(self, now: float) -> bool:
+        """Whether several other nodes fell silent at once: then it is this one that is cut off."""
+        since_s = self._silence_s - 2 * BEAT_S
+        others = [
+            each for each in self._nodes.values() if each.route and not each.left and each.name != self.name
+        ]
+        return len(others) > 1 and since_s > 0 and all(now - each.seen > since_s for each in others)
 
     def _give_up(self, node: _Node) -> None:
         node.lost = True

@@ -22,7 +22,7 @@ import zmq
 
 from beeond_ctl.errors import NodeError, PeerError, UserError, one_line
 from beeond_ctl.rendezvous import wire
-from beeond_ctl.rendezvous.leader import BROKEN_S
+from beeond_ctl.rendezvous.leader import BEAT_S, BROKEN_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     Body = dict[str, Any]
 
-BEAT_S = 1.0
 _GRACE_S = 1.0  # the leader, which knows who is missing, shall be the first to see a deadline pass
 _PAUSE_S = 1.0
 _LINGER_MS = 1000
@@ -92,7 +91,7 @@ class _Port:
 class Member:
     """Takes part in a meeting as `node`; connects by itself, as soon as the leader is there.
 
-    Leaving the context by an exception tells the others, as `fail` does. Do not fork without exec meanwhile.
+    Leaving the context by an exception tells the others, as `fail` does. A fork without exec must not touch it.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.job_faults import Site, settled
 from tests.integration.site_config import CONFIG
 from tests.waiting import wait_for
 
@@ -24,8 +25,14 @@ while [ -e /global/alice/begun ]; do sleep 0.1; done
 
 
 @pytest.fixture(autouse=True)
-def short_deadlines(cluster: Cluster) -> None:
-    cluster.write_config(CONFIG.format(kind="directory", more=""))
+def site(cluster: Cluster) -> Site:
+    """Jobs may have GlusterFS, and no deadline is long."""
+
+    def configure(kind: str, storage: str = "") -> None:
+        cluster.write_config(CONFIG.format(kind=kind, more=storage))
+
+    configure("directory")
+    return Site(cluster, "--beeond=backend=glusterfs", "glusterfsd", "glusterfs brick", configure)
 
 
 def swept(cluster: Cluster, node: str, *options: str) -> list[tuple[str, str]]:
@@ -45,10 +52,6 @@ def held(cluster: Cluster, *options: str, nodes: str = "n[1-2]") -> int:
     cluster.wait_job(job, "RUNNING")
     wait_for(partial(begun, cluster), 30)
     return job
-
-
-def settled(cluster: Cluster, node: str) -> bool:
-    return not {"COMPLETING", "DOWN", "NOT_RESPONDING"} & cluster.node_state(node).flags
 
 
 def put_back(cluster: Cluster, job: int) -> None:
@@ -98,21 +101,24 @@ def test_a_reboot_leaves_data_that_nobody_is_owed_and_sweep_removes_it(cluster: 
         assert swept(cluster, "n2") == []
     finally:
         put_back(cluster, job)
-    cluster.run("n2", ["mkdir", "-p", "/run/beeond-ctl/jobs", "/run/beeond-ctl/users", "/mnt/beeond"])
     cluster.wait_clean(before, timeout_s=10)
 
 
-def test_a_reboot_leaves_data_that_is_owed_and_sweep_keeps_it_for_recover(cluster: Cluster) -> None:
+@pytest.mark.parametrize(("node", "other"), [("n2", "n1")])
+def test_a_reboot_leaves_data_that_is_owed_and_sweep_keeps_it_for_recover(
+    site: Site, node: str, other: str
+) -> None:
+    cluster = site.cluster
     cluster.run("login", ["rm", "-rf", "/global/alice/owed"])
     job = held(cluster, "--beeond-stage-out=out:/global/alice/owed")
     try:
-        cluster.reboot("n2")
-        assert swept(cluster, "n2") == [(f"job {job}", "kept")]
-        assert f"beeond-ctl recover {job} --nodes n[1-2]" in cluster.node_state("n2").reason
-        assert swept(cluster, "n2") == [(f"job {job}", "kept")]
+        cluster.reboot(node)
+        assert swept(cluster, node) == [(f"job {job}", "kept")]
+        assert f"beeond-ctl recover {job} --nodes 'n[1-2]'" in cluster.node_state(node).reason
+        assert swept(cluster, node) == [(f"job {job}", "kept")]
         cluster.run("login", ["rm", "/global/alice/begun"])
         cluster.run("ctl", ["scancel", str(job)], check=False)
-        wait_for(lambda: "retained" in cluster.run("n1", ["beeond-ctl", "status"]).stdout, 90)
+        wait_for(lambda: "retained" in cluster.run(other, ["beeond-ctl", "status"]).stdout, 90)
         cluster.run("ctl", ["beeond-ctl", "recover", str(job), "--nodes", "n[1-2]"], timeout_s=120)
         assert cluster.read("login", f"/global/alice/owed/{job}") == "result\n"
         assert swept(cluster, "n1") == swept(cluster, "n2") == []
@@ -120,17 +126,18 @@ def test_a_reboot_leaves_data_that_is_owed_and_sweep_keeps_it_for_recover(cluste
         put_back(cluster, job)
 
 
-def test_an_instance_that_lost_its_state_is_found_by_place_and_token(cluster: Cluster) -> None:
-    cluster.write_config(CONFIG.format(kind="image", more='capacity = "600MiB"'))
+def test_an_instance_that_lost_its_state_is_found_by_place_and_token(site: Site) -> None:
+    cluster = site.cluster
+    site.configure("image", 'capacity = "600MiB"')
     before = cluster.snapshots(["n3"])
-    job = held(cluster, "--beeond=backend=glusterfs", nodes="n3")
+    job = held(cluster, site.option, nodes="n3")
     try:
         cluster.run("n3", ["rm", f"/run/beeond-ctl/jobs/{job}/state.json"])
         assert {verdict for _, verdict in swept(cluster, "n3")} == {"live", "unknown"}
         assert cluster.read("n3", f"/mnt/beeond/{job}/out/{job}") == "result\n"
         cluster.run("login", ["rm", "/global/alice/begun"])
         cluster.wait_job(job, "COMPLETED")  # its Epilog knows of nothing
-        assert cluster.processes("n3", "glusterfsd")
+        assert cluster.processes("n3", site.server)
         found = swept(cluster, "n3")
         assert (f"job {job}", "removed") in found
         assert {verdict for _, verdict in found} == {"removed"}

@@ -165,7 +165,9 @@ def test_mgmtd_8_names_every_file_and_is_initialised_once() -> None:
     start = ("beegfs-mgmtd", "--config-file", f"{run}/beegfs-mgmtd.toml", "--db-file", database,
              "--log-target", "stderr")  # fmt: skip
     assert mgmtd.argv == (
+        "chrt", "--batch", "0",
         *start, "--tls-disable", "--auth-file", f"{run}/beegfs-auth", "--license-disable", "--port-shift", "15997",
+        "--interfaces", "! lo,*",
     )  # fmt: skip
     assert mgmtd.once is not None
     assert mgmtd.once.command.argv == (*start, "--init")
@@ -456,9 +458,15 @@ def test_interfaces_are_the_ones_that_the_user_chose() -> None:
 
 
 @pytest.mark.parametrize("edition", ["7.4", "8"])
-def test_a_metadata_server_is_started_twice_and_nothing_else(edition: str) -> None:
-    twice = [service.name for service in beegfs.services(make(edition), "n1", KEYS) if service.twice]
-    assert twice == ["beegfs-meta"]
+def test_a_metadata_server_is_started_last_and_several_twice_and_nothing_else(edition: str) -> None:
+    def ones(how: str, meta: str) -> list[str]:
+        services = beegfs.services(make(edition, request=Request(meta=meta)), "n1", KEYS)
+        return [service.name for service in services if getattr(service, how)]
+
+    assert ones("last", "1") == ["beegfs-meta"]
+    assert ones("twice", "1") == []
+    assert ones("last", "2") == []
+    assert ones("twice", "2") == ["beegfs-meta"]
 
 
 # --- what a site adds -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl import events
+from beeond_ctl.aside import tried
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError
 from beeond_ctl.lifecycle import guard
@@ -136,10 +137,10 @@ def test_what_is_done_aside_has_nothing_open_and_says_what_went_wrong(tmp_path: 
     os.set_inheritable(lock, True)
     try:
         # Its answer's pipe and the listing itself.
-        assert guard._aside(lambda: _fail(f"{len(os.listdir('/proc/self/fd'))} open")) == "5 open"
+        assert tried(lambda: _fail(f"{len(os.listdir('/proc/self/fd'))} open"), within_s=5) == "5 open"
     finally:
         os.close(lock)
-    assert guard._aside(lambda: None) == ""
+    assert tried(lambda: None, within_s=5) == ""
 
 
 def _fail(text: str) -> None:

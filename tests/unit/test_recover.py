@@ -61,8 +61,9 @@ def test_the_proof_of_an_earlier_job_with_the_same_id_wipes_nothing(monkeypatch:
     with root_directory() as root:
         for name in ("nvme0", "bin"):
             (root / name).mkdir(mode=0o755)
-        (root / "bin/scontrol").write_text("#!/bin/sh\necho Invalid job id specified >&2; exit 1\n")
-        (root / "bin/scontrol").chmod(0o755)
+        for name in ("scontrol", "squeue"):
+            (root / "bin" / name).write_text("#!/bin/sh\necho Invalid job id specified >&2; exit 1\n")
+            (root / "bin" / name).chmod(0o755)
         said: list[str] = []
         config = SiteConfig.model_validate({
             "storage": {"kind": "directory", "paths": [f"{root}/nvme0"]}, "mount": {"root": f"{root}/mnt"},

@@ -423,6 +423,20 @@ def test_a_frozen_or_killed_node_is_named_although_nobody_waits_for_it_yet(
         assert time.monotonic() - began < within_s
 
 
+def test_a_leader_that_hears_none_of_several_others_names_itself(ports: list[int]) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(Leader(KEY, N3, ports, silence_s=3.0, farewell_s=0.2))
+        others = [stack.enter_context(Process("stay", node, "hello", ports, 10)) for node in N3[1:]]
+        own = start(come, "n1", ports, "hello", "later")
+        for other in others:
+            assert other.line() == "met hello"
+        for other in others:  # as good as a cable that is pulled out of the leader's node
+            other.signal(signal.SIGSTOP)
+        error = failure(own)
+        assert error.nodes == ("n1",)
+        assert "n1 hears none of the other nodes" in str(error)
+
+
 def test_a_leader_that_was_frozen_itself_blames_nobody(ports: list[int]) -> None:
     with Process("leader", "n1", "hello,later", ports, 1) as leader, ExitStack() as stack:
         others = [stack.enter_context(member(node, ports, silence_s=LONG_S)) for node in N3[1:]]

@@ -8,7 +8,7 @@ import json
 import os
 import struct
 import subprocess
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -430,9 +430,106 @@ def test_wiping_that_takes_too_long_is_told_and_goes_on_later(base: Path) -> Non
     assert left(base) == []
 
 
-def test_usage_tells_the_room_on_each_device(base: Path) -> None:
-    first, _ = storage.usage(config(base))
-    assert first.base == f"{base}/nvme0"
-    assert 0 < first.free <= first.size
-    (base / "nvme1").rmdir()
-    assert [each.base for each in storage.usage(config(base))] == [first.base]
+def forget(made: Plan) -> None:
+    """What a reboot does to the run directory."""
+    Path(made.run_dir, "instance").unlink()
+
+
+def test_targets_that_have_changed_places_are_not_taken_for_one_another(base: Path) -> None:
+    made = plan(base)
+    storage.prepare(made, "n1")
+    storage.set_phase(made, "retained")
+    forget(made)
+    for a, b in (("nvme0", "spare"), ("nvme1", "nvme0"), ("spare", "nvme1")):
+        (base / a).rename(base / b)
+    with pytest.raises(NodeError, match="changed places"):
+        storage.attach(made, deadline_s=60)
+    for a, b in (("nvme0", "spare"), ("nvme1", "nvme0"), ("spare", "nvme1")):
+        (base / a).rename(base / b)
+    storage.attach(made, deadline_s=60)
+
+
+@contextmanager
+def small(base: Path, mkfs: str) -> Iterator[None]:
+    """A small file system of its own at nvme0."""
+    with (base / "small").open("wb") as file:
+        file.truncate(320 << 20)
+    subprocess.run([*mkfs.split(), base / "small"], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", base / "small", base / "nvme0"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", base / "nvme0"], check=True)
+
+
+def fill(directory: Path) -> None:
+    for size in (1 << 20, 1 << 12, 1):
+        with suppress(OSError), (directory / f"of{size}").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(size))
+    with pytest.raises(OSError, match="No space"):
+        (directory / "more").write_bytes(b"x")
+
+
+@pytest.mark.parametrize("mkfs", ["mkfs.xfs -q", "mkfs.ext4 -q -m 0"])
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_device_that_the_job_has_filled_is_staged_out_kept_and_wiped_as_any(
+    base: Path, mkfs: str, *, staged: bool
+) -> None:
+    with small(base, mkfs):
+        (base / "nvme0/lost+found").rmdir() if "ext4" in mkfs else None
+        made = plan(base, site_capacity="100MiB")
+        storage.prepare(made, "n1")
+        fill(Path(made.targets[0].data))
+        if staged:
+            storage.set_attempt(made, "a1")
+            Path(made.targets[0].home, "journal").write_bytes(bytes(1 << 20))
+            storage.set_phase(made, "retained")
+            storage.set_attempt(made, "a2")
+            assert [record.attempt for record in storage.read_records(made.config)] == ["a2", "a2"]
+        storage.wipe(made, "delete", deadline_s=60)
+        assert left(base) == []
+
+
+@pytest.mark.parametrize("kind", ["directory", "image", "device"])
+def test_kept_data_of_an_earlier_run_is_left_by_one_that_finds_it(base: Path, kind: str) -> None:
+    first = plan(base, kind)
+    storage.prepare(first, "n1")
+    Path(first.targets[1].data, "results").write_text("weeks")
+    storage.detach(first, deadline_s=60)
+    storage.set_phase(first, "retained")
+    forget(first)
+    second = plan(base, kind, restart=1)
+    with pytest.raises(NodeError, match="left from an earlier run"):
+        storage.prepare(second, "n1")
+    with pytest.raises(NodeError, match="holds an earlier run"):
+        storage.wipe(second, "delete", deadline_s=60)
+    for target in first.targets if kind == "device" else ():  # as after a reboot
+        mounts.unmount(target.base, deadline_s=20)
+    assert storage.wipe(second, "delete", deadline_s=60, leave=True) == []
+    assert kind != "device" or [target.base for target in first.targets if mounts.mount_at(target.base)] == []
+    forget(second)
+    storage.attach(first, deadline_s=60)
+    assert Path(first.targets[1].data, "results").read_text() == "weeks"
+    storage.wipe(first, "delete", deadline_s=60)
+    assert left(base) == []
+
+
+@pytest.mark.parametrize("kind", ["directory", "device"])
+def test_a_record_that_was_never_finished_keeps_nothing(base: Path, kind: str) -> None:
+    made = plan(base, kind)
+
+    def stop(text: str) -> None:
+        if text.startswith("write the record"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.prepare(made, "n1", step=stop)
+    homes = storage.strays(made.config)
+    assert homes
+    for home in homes:
+        Path(home, ".instance.json.new").write_text("{")
+        assert storage.stray_is_empty(made.config, home)
+        storage.remove_stray(made.config, home, deadline_s=60)
+    storage.wipe(made, "delete", deadline_s=60)
+    assert left(base) == []

@@ -180,12 +180,30 @@ def test_stop_ends_all_and_names_nobody(tmp_path: Path, token: str) -> None:
     assert not any(alive(process) for process in processes)
 
 
+def test_all_end_at_the_same_time(tmp_path: Path, token: str) -> None:
+    slow = "trap 'sleep 0.5; exit' TERM; echo up; while :; do sleep 0.01; done"
+    processes = [launch(shell(tmp_path, slow), token) for _ in range(6)]
+    until(lambda: text(tmp_path / "logs/log").count("up") == len(processes))
+    began = time.monotonic()
+    assert stop(processes, token=token, timeout_s=20) == []
+    assert time.monotonic() - began < 0.5 * (len(processes) - 1)
+
+
 def test_what_ignores_sigterm_is_killed_and_named(tmp_path: Path, token: str) -> None:
     process = launch(shell(tmp_path, "trap '' TERM; echo up; while :; do sleep 1; done"), token)
     until(lambda: text(tmp_path / "logs/log"))
     assert "a service" in stop([process], token=token, timeout_s=0.2)
     assert not alive(process)
     assert find(token) == []
+
+
+def test_what_need_not_end_in_order_is_killed_at_once_and_not_named(tmp_path: Path, token: str) -> None:
+    script = f"trap 'touch {tmp_path}/in-order' TERM; echo up; while :; do sleep 60; done"
+    process = launch(shell(tmp_path, script), token)
+    until(lambda: text(tmp_path / "logs/log"))
+    assert stop([process], token=token, timeout_s=60, in_order=False) == []
+    assert find(token) == []
+    assert not (tmp_path / "in-order").exists()
 
 
 def test_a_frozen_process_is_ended_without_being_killed(tmp_path: Path, token: str) -> None:
@@ -221,7 +239,7 @@ def test_a_process_that_was_started_but_not_recorded_is_found(tmp_path: Path, to
 
     with pytest.raises(KeyboardInterrupt):
         start(service(tmp_path, "sleep", "60"), token=token, search_path=PATH, record=crash)
-    assert [process.name for process in find(token)] == ["sleep"]
+    until(lambda: [process.name for process in find(token)] == ["sleep"])  # exec(2) shows an environment late
     stop([], token=token, timeout_s=10)
     assert find(token) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -28,12 +29,15 @@ DAY_S = 86400
 SCONTROL = """#!/bin/sh
 [ -e {root}/silent ] && {{ echo "slurm_load_jobs error" >&2; exit 1; }}
 case "$1 $2" in
-"show job") [ -e {root}/alive ] || {{ echo "Invalid job id specified" >&2; exit 1; }}; echo "JobId=$3 JobName=x
-   JobState=RUNNING" ;;
 "show node") echo "NodeName=x"; [ -e {root}/reason ] && echo "   Reason=$(cat {root}/reason)" ;;
 update*) case "$*" in *RESUME*) rm -f {root}/reason ;; *) echo "$*" | sed 's/.*Reason=//' > {root}/reason ;; esac ;;
 esac
 exit 0
+"""
+SQUEUE = """#!/bin/sh
+[ -e {root}/silent ] && {{ echo "slurm_load_jobs error" >&2; exit 1; }}
+[ -e {root}/alive ] || {{ echo "Invalid job id specified" >&2; exit 1; }}
+echo "$5 RUNNING n1"
 """
 
 
@@ -43,8 +47,9 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with root_directory() as path:
         for name in ("nvme0", "bin"):
             (path / name).mkdir(mode=0o755)
-        (path / "bin/scontrol").write_text(SCONTROL.format(root=path))
-        (path / "bin/scontrol").chmod(0o755)
+        for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE)):
+            (path / "bin" / name).write_text(text.format(root=path))
+            (path / "bin" / name).chmod(0o755)
         yield path
 
 
@@ -113,6 +118,24 @@ def test_what_lost_its_state_is_known_by_its_place_and_removed(root: Path) -> No
     assert verdicts(config) == {}
 
 
+def test_a_guests_mount_is_left_while_it_has_a_state(root: Path) -> None:
+    config = site(root)
+    node = os.uname().nodename.split(".")[0]
+    job, host = Job(42, 1000, 1000, "alice"), Job(40, 1000, 1000, "alice")
+    state = states.State(
+        job, (node,), node, encode(Request(share="1")), config.model_dump(mode="json"), phase="retained",
+        mount=f"{root}/mnt/40", kin=states.Kin(host, ("n1",), ((1, 42, (node,)),)),
+    )  # fmt: skip
+    states.create(config.paths.run, state)
+    (root / "mnt/40").mkdir(parents=True)
+    subprocess.run(["mount", "--bind", root / "nvme0", root / "mnt/40"], check=True)
+    assert verdicts(config) == {"job 42": "kept"}
+    state.phase = "ready"
+    states.write(config.paths.run, state)
+    assert verdicts(config) == {"job 42": "removed"}
+    assert not (root / "mnt/40").exists()
+
+
 def test_a_loop_device_without_an_instance_is_let_go_and_one_of_others_is_not(root: Path) -> None:
     config = site(root)
     (root / "nvme0/job-7").mkdir()
@@ -167,7 +190,12 @@ def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(
 ) -> None:
     instance(site(root), 42, owed=True, phase="retained", reason="quota")
     home = root / "nvme0/job-42"
-    os.utime(home / "instance.json", (time.time() - 10 * DAY_S,) * 2)
+    written = home / "instance.json"
+    os.utime(written, (1, 1))  # the clock was not set yet when the record was written
+    assert verdicts(site(root, sweep={"kept_days": 9})) == {"job 42": "kept"}
+    record = json.loads(written.read_text())
+    written.write_text(json.dumps(record | {"created": time.time() - 12 * DAY_S}))
+    os.utime(written, (time.time() - 10 * DAY_S,) * 2)
     assert verdicts(site(root)) == {"job 42": "kept"}
     assert verdicts(site(root, sweep={"kept_days": 11})) == {"job 42": "kept"}
     assert verdicts(site(root, sweep={"kept_days": 9})) == {"job 42": "expired"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.backends.beegfs import hashdirs
 from beeond_ctl.backends.beegfs.servers import mount, services
-from beeond_ctl.backends.beegfs.tool import arrange, membership, mounts_early, usable
+from beeond_ctl.backends.beegfs.tool import arrange, arranges_early, membership, mounts_early, usable
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from beeond_ctl.config import SiteConfig
 
 __all__ = [
-    "MANAGED", "PROGRAMS", "ROOT_IS_DATA", "arrange", "edition", "membership", "mount", "mounts_early", "services",
-    "skeleton", "usable",
+    "MANAGED", "PROGRAMS", "ROOT_IS_DATA", "arrange", "arranges_early", "edition", "membership", "mount",
+    "mounts_early", "services", "skeleton", "usable",
 ]  # fmt: skip
 
 PROGRAMS: Final = ("beegfs-mgmtd", "beegfs-meta", "beegfs-storage")

@@ -6,6 +6,7 @@ to the settings was checked by `beeond_ctl.overrides`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import overrides
@@ -46,6 +47,13 @@ _MOUNT_ADVICE: Final[Advice] = (
     ("resolve", "the leader's name has no address here; see network.suffix"),
     ("invalid argument", "module and servers may be of different versions; compare them, and see dmesg"),
 )
+
+_SOFTLY: Final = ("chrt", "--batch", "0")
+"""Starts mgmtd so that it does not push others aside when it wakes up.
+
+A server that registers asks by UDP, and waits 1.0 s in vain for an answer that came before it began to wait: where both
+share a busy core, each second one did.
+"""
 
 # Classes of free space that decide where new files may go. BeeGFS's own are for large permanent systems: a target of
 # less than 1 TiB would be in short supply from the start, and files get fewer stripes than asked when targets differ.
@@ -89,11 +97,12 @@ def _mgmtd_8(plan: Plan, keys: Keys) -> Service:
     # Without its own file it reads the one in /etc; without this log target it needs journald.
     start = ("beegfs-mgmtd", "--config-file", config, "--db-file", database, "--log-target", "stderr")
     argv = (
-        *start, "--tls-disable", "--auth-file", auth_path(plan),
+        *_SOFTLY, *start, "--tls-disable", "--auth-file", auth_path(plan),
         # Which licence a site has is in a file of its own, the same for all its file systems.
         *(() if plan.config.beegfs.licensed else ("--license-disable",)),
         "--port-shift", str(layout.shift(plan)),
-        *(("--interfaces", ",".join(plan.interfaces)) if plan.interfaces else ()),
+        # By itself it names loopback, too, and who registers sends to each address. See _SOFTLY.
+        "--interfaces", ",".join(plan.interfaces) or "! lo,*",
     )  # fmt: skip
     limits = {
         "inodes-low": _LOW_INODES, "inodes-emergency": _LEAST_INODES,
@@ -125,8 +134,11 @@ def _meta(plan: Plan, node: str, keys: Keys) -> Service:
     numbers = (File(f"{directory}/nodeNumID", f"{layout.node_number(plan, node)}\n"),)
     # A metadata server learns of the others when it registers, and of those that register later by messages that were
     # seen to come seconds after all is Online and Good. Meanwhile it puts files on too few targets, and refuses what
-    # needs a server that it does not know ("Unknown node": EREMOTEIO). The second time all others are registered.
-    return _daemon(plan, "meta", settings, keys, listens=PORTS["meta"], files=numbers, twice=True)
+    # needs a server that it does not know ("Unknown node": EREMOTEIO). So one alone is started last. Several have to
+    # know each other: they are started twice, the second time when all are registered.
+    alone = len(plan.meta_nodes) == 1
+    made = _daemon(plan, "meta", settings, keys, listens=PORTS["meta"], files=numbers)
+    return replace(made, last=alone, twice=not alone)
 
 
 def _storage(plan: Plan, node: str, keys: Keys) -> Service:
@@ -157,7 +169,6 @@ def _daemon(
     listens: int,
     files: tuple[File, ...] = (),
     first: bool = False,
-    twice: bool = False,
 ) -> Service:
     # In the foreground: a daemon that forks does so before it knows whether it can work.
     path, log = f"{plan.run_dir}/beegfs-{name}.conf", _log(plan, name)
@@ -169,10 +180,11 @@ def _daemon(
         "runDaemonized": "false",
         **_site(plan, name),
     })  # fmt: skip
+    argv = (*(_SOFTLY if first else ()), f"beegfs-{name}", f"cfgFile={path}")
     return Service(
-        name=f"beegfs-{name}", argv=(f"beegfs-{name}", f"cfgFile={path}"), log=log, first=first, advice=_SERVER_ADVICE,
+        name=f"beegfs-{name}", argv=argv, log=log, first=first, advice=_SERVER_ADVICE,
         ready=PortOpen(plan.address(plan.leader), layout.port(plan, listens)),
-        files=(File(path, text), auth_file(plan, keys), *files), twice=twice,
+        files=(File(path, text), auth_file(plan, keys), *files),
     )  # fmt: skip
 
 

@@ -30,6 +30,9 @@ _NODE_TYPES: Final = {2: "meta", 3: "storage"}
 _SETTLE_S: Final = 5.0
 """Seconds for which what fails is tried again: a server may still be busy with what all the others tell it."""
 
+_ONLINE_S: Final = 2.4
+"""Seconds in which servers do not come Online, from when they are seen to be registered: they do so after 3.0 s."""
+
 _MIRROR_S: Final = 30.0
 """Seconds until the metadata servers know of their groups; before, they refuse to be mirrored. Seen: 5 to 8."""
 
@@ -89,16 +92,23 @@ def mounts_early(plan: Plan) -> bool:
     return plan.edition == "7.4" and not plan.request.mirror
 
 
+def arranges_early(plan: Plan) -> bool:
+    """Whether the file system can be laid out before all is Online and Good: a mirror group takes nothing less."""
+    return not plan.request.mirror
+
+
 def _questions(plan: Plan, keys: Keys, *, ready: bool) -> tuple[Question, ...]:
     expected = {"storage": layout.targets(plan), "meta": layout.metadata_servers(plan)}
+    due_s = _ONLINE_S if ready else 0.0
     if plan.edition == "8":
         command = _tool_8(plan, keys, "target", "list", "--state")
-        return (Question(command, partial(missing_8, expected, ready=ready), answered_8),)
+        return (Question(command, partial(missing_8, expected, ready=ready), answered_8, due_s),)
     return tuple(
         Question(
             _tool_7(plan, keys, "--listtargets", f"--nodetype={kind}", "--state", "--longnodes"),
             partial(missing_7, kind, there, ready=ready),
             answered_7,
+            due_s,
         )
         for kind, there in expected.items()
     )

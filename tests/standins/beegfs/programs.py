@@ -1,15 +1,18 @@
 """Stand-ins for the programs of BeeGFS 7.4 and 8: as strict and as awkward as the real ones, where the product notices.
 
 They serve no file system. What "mount.beegfs" mounts is a directory that all nodes share, once the conditions for a
-mount are met. Run as `programs.py EDITION PROGRAM ARGUMENTS...`; needs nothing but Python. `install` makes the
-commands. What is imitated, and from where: docs/beegfs.md.
+mount are met; while a server is silent, whoever touches it waits. Run as `programs.py EDITION PROGRAM ARGUMENTS...`;
+needs nothing but Python. `install` makes the commands. What is imitated, and from where: docs/beegfs.md.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +20,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +34,12 @@ TOLD_S = 5.0
 """Seconds after its start at which mgmtd of 7.4 tells its servers of each other."""
 HASTE = Path("/etc/beegfs-stand-in-haste")
 """A machine that has this file has no time to lose: there all of these are a twentieth."""
+STUBBORN = "/etc/beegfs-stand-in-stubborn"
+"""Servers of a machine that has this file do not end by SIGTERM."""
+SILENT_S = 2.0
+"""Seconds after which a client takes a server for silent. One that hangs up is so at once."""
+LEAVE_S = 6.0
+"""Seconds after which a client that is unmounted gives up telling an mgmtd that is gone."""
 
 
 def pace(seconds: float) -> float:
@@ -80,17 +90,30 @@ KEYS = {
 
 
 def install(directory: Path, edition: str, mount_directory: Path | None) -> None:
-    """Make the commands of `edition` in `directory`, and mount.beegfs where mount(8) looks for it."""
+    """Make the commands of `edition` in `directory`.
+
+    In `mount_directory`, mount.beegfs where mount(8) looks for it, and an umount(8) that is found before the real one.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    places = [(directory / name, name) for name in PROGRAMS[edition]]
+    places = {directory / name: _start(edition, name) for name in PROGRAMS[edition]}
     if mount_directory is not None:
-        places.append((mount_directory / "mount.beegfs", "mount.beegfs"))
-    for path, name in places:
+        places[mount_directory / "mount.beegfs"] = _start(edition, "mount.beegfs")
+        places[mount_directory / "umount"] = UMOUNT.format(start=_start(edition, "umount.beegfs"))
+    for path, line in places.items():
         path.unlink(missing_ok=True)
-        path.write_text(
-            f'#!/bin/sh\nexec /usr/bin/python3 -ISE {Path(__file__).resolve()} {edition} {name} "$@"\n'
-        )
+        path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
+
+
+def _start(edition: str, name: str) -> str:
+    return f'exec /usr/bin/python3 -ISE {Path(__file__).resolve()} {edition} {name} "$@"'
+
+
+UMOUNT = """\
+for point; do :; done
+grep -q " /[.]beegfs-stand-in/[^ ]* $point " /proc/self/mountinfo || exec /usr/bin/umount "$@"
+{start}"""
+"""Unmounting what mount.beegfs mounted is the client's business."""
 
 
 def install_real(directory: Path, home: Path, edition: str, mount_directory: Path) -> None:
@@ -99,6 +122,7 @@ def install_real(directory: Path, home: Path, edition: str, mount_directory: Pat
     Elsewhere mount.beegfs is a stand-in that sees whether the daemons are there, and shows a directory of all nodes.
     """
     install(directory, edition, mount_directory)
+    (mount_directory / "umount").unlink()
     for name in PROGRAMS[edition]:
         (directory / name).unlink()
         (directory / name).write_bytes(_program(home, name).read_bytes())
@@ -122,8 +146,10 @@ def real_edition(home: Path) -> str:
 
 def can_mount() -> bool:
     """Whether the kernel knows BeeGFS, or has a module for it."""
-    probe = subprocess.run(["modprobe", "-q", "-n", "beegfs"], check=False)
-    return "\tbeegfs\n" in Path("/proc/filesystems").read_text() or probe.returncode == 0
+    if "\tbeegfs\n" in Path("/proc/filesystems").read_text():
+        return True
+    modprobe = shutil.which("modprobe")
+    return modprobe is not None and subprocess.run([modprobe, "-qn", "beegfs"], check=False).returncode == 0
 
 
 def _program(home: Path, name: str) -> Path:
@@ -254,7 +280,9 @@ def on_stop(delay_s: float) -> None:
 
     def stop(*_: object) -> None:
         time.sleep(pace(delay_s))
-        os._exit(0)
+        if not os.path.exists(STUBBORN):
+            say("All components stopped. Exiting now!")
+            os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
 
@@ -365,6 +393,8 @@ class Management:
                 return {"targets": self.states()}
             case "root":
                 return {"root": str(self.root), "targets": self.states()}
+            case "ping" | "leave":
+                return {}
             case "make":
                 missing = [path for path in question["paths"] if not self._acquainted()]
                 codes = {}
@@ -522,9 +552,33 @@ def serve(settings: dict[str, str], secret: str, kind: str, numbers: list[int], 
     on_stop(STOP_S)
     node = socket.gethostname()
     question = {"auth": secret, "ask": "register", "kind": kind, "numbers": numbers, "node": node}
-    _kept.append(ask(settings["sysMgmtdHost"], port(settings, 8008), question))
-    _kept.append(listen(port(settings, number)))
+    host, manager = settings["sysMgmtdHost"], port(settings, 8008)
+    connection, _ = ask(host, manager, question)
+    listener = listen(port(settings, number))
+
+    def stay() -> None:
+        """Register again with an mgmtd that was started again."""
+        found = connection
+        while True:
+            while found.recv(4096):
+                pass
+            found, _ = ask(host, manager, question)
+
+    for work in (stay, lambda: answer(listener)):
+        threading.Thread(target=work, daemon=True).start()
     wait()
+
+
+def answer(listener: socket.socket) -> NoReturn:
+    """Tell clients that this server is there, for as long as it is."""
+
+    def talk(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while connection.recv(4096):
+                connection.sendall(b"{}\n")
+
+    while True:
+        threading.Thread(target=talk, args=(listener.accept()[0],), daemon=True).start()
 
 
 def helperd(edition: str, arguments: list[str]) -> NoReturn:
@@ -694,7 +748,113 @@ def mount(edition: str, arguments: list[str]) -> NoReturn:
     if edition == "8" and any(target["reachability"] != "Online" for target in answer["targets"]):
         fail(32, "mount.beegfs: mount failed: targets are not online")
     words = ["mount", "-i", "-n", "--bind", "-o", "nodev,nosuid", answer["root"], point]
-    os._exit(subprocess.run(words, check=False).returncode)
+    if subprocess.run(words, check=False).returncode:
+        os._exit(32)
+    numbers = {"meta": port(settings, 8005), "storage": port(settings, 8003)}
+    servers = {(target["node"], numbers[target["kind"]]) for target in answer["targets"]}
+    manager = (settings["sysMgmtdHost"], port(settings, 8008))
+    if os.fork() == 0:
+        os.setsid()
+        for descriptor in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        Client(point, manager, secret, servers).run()
+    os._exit(0)
+
+
+class Client:
+    """What the kernel does for a mount: for as long as a server is silent, whoever touches the mount waits.
+
+    To that end it has the kernel ask before anything in the mount is opened (fanotify(7)), and does not answer. It can
+    do without mgmtd until it is unmounted: it ends when mgmtd has been told of that.
+    """
+
+    def __init__(
+        self, point: str, manager: tuple[str, int], secret: str, servers: set[tuple[str, int]]
+    ) -> None:
+        self.point, self.manager, self.servers = point, manager, servers
+        self.greeting = json.dumps({"auth": secret, "ask": "ping"}).encode() + b"\n"
+        self.leaving = {"auth": secret, "ask": "leave"}
+        self.connections: dict[tuple[str, int], socket.socket] = {}
+        self.mount_id = mounted_at(point)[-1][0]
+        self.silence = -1
+
+    def run(self) -> NoReturn:
+        with open("/proc/self/mountinfo") as table:
+            changed = select.poll()
+            changed.register(table, select.POLLPRI | select.POLLERR)
+            while any(words[0] == self.mount_id for words in mounted_at(self.point)):
+                well = all(self.answers(server) for server in self.servers)
+                if not well and self.silence < 0:
+                    self.silence = held_up(self.point)
+                elif well and self.silence >= 0:
+                    os.close(self.silence)  # whoever waits goes on
+                    self.silence = -1
+                changed.poll(200)
+        signal.alarm(int(LEAVE_S))
+        ask(*self.manager, self.leaving)
+        os._exit(0)
+
+    def answers(self, server: tuple[str, int]) -> bool:
+        try:
+            if server not in self.connections:
+                self.connections[server] = socket.create_connection(server, timeout=SILENT_S)
+            self.connections[server].sendall(self.greeting)
+            if self.connections[server].recv(4096):
+                return True
+        except OSError:
+            pass
+        with suppress(KeyError):
+            self.connections.pop(server).close()
+        return False
+
+
+def held_up(point: str) -> int:
+    """Have whoever opens something in the mount at `point` wait until the descriptor is closed that this returns."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    open_perm, on_dir, add_to_mount, unlimited = 0x10000, 0x40000000, 0x11, 0x10  # linux/fanotify.h
+    group = libc.fanotify_init(
+        0x5 | unlimited, os.O_RDONLY | os.O_CLOEXEC
+    )  # to decide on contents; close on exec
+    mask, here = ctypes.c_uint64(open_perm | on_dir), -100
+    if group < 0 or libc.fanotify_mark(group, add_to_mount, mask, here, os.fsencode(point)):
+        raise OSError(ctypes.get_errno(), "fanotify")
+    return int(group)
+
+
+def mounted_at(point: str) -> list[list[str]]:
+    """The lines of the mount table (proc(5), mountinfo) about `point`, in words; the last one is on top."""
+    lines = [
+        line.split() for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    ]
+    return [words for words in lines if words[4] == point]
+
+
+def umount(edition: str, arguments: list[str]) -> NoReturn:
+    """What umount(8) does to a mount of BeeGFS: when it is gone from the mount table, its client takes leave of mgmtd.
+
+    That is what it then waits for.
+    """
+    point = arguments[-1]
+    clients = [
+        int(entry)
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and f"\0mount.beegfs\0beegfs_nodev\0{point}\0" in _command_line(entry)
+    ]
+    done = subprocess.run(["/usr/bin/umount", *arguments], check=False)
+    if not mounted_at(point) and not {"-l", "--lazy"} & set(arguments):
+        for pid in clients:
+            with suppress(ProcessLookupError):
+                gone = select.poll()
+                gone.register(os.pidfd_open(pid), select.POLLIN)
+                gone.poll()
+    os._exit(done.returncode)
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def mount_real(edition: str, arguments: list[str]) -> NoReturn:
@@ -725,7 +885,7 @@ def main() -> NoReturn:
         ("8", "beegfs"): tool_8,
     }
     both = {"beegfs-meta": meta, "beegfs-storage": storage, "beegfs-helperd": helperd, "mount.beegfs": mount}
-    both["mount.real"] = mount_real
+    both |= {"mount.real": mount_real, "umount.beegfs": umount}
     action = run.get((edition, program)) or both[program]
     action(edition, arguments)
 
