@@ -4,7 +4,7 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 PACKAGES := slurm-wlm libslurm-dev munge pdsh openssh-server openssh-client glusterfs-server glusterfs-client \
 	xfsprogs e2fsprogs iproute2 attr acl lua5.4 lua-check lua-posix shellcheck clang clang-tools valgrind rsync \
-	debhelper gcc make mandoc libopenmpi-dev libxxhash-dev openmpi-bin python3-dev python3-venv sudo util-linux procps \
+	debhelper gcc make mandoc libfuse3-dev libopenmpi-dev libxxhash-dev openmpi-bin python3-dev python3-venv sudo util-linux procps \
 	chromium-headless-shell
 # Tests mostly wait; each of the two has a cluster of its own, and a file's tests stay together.
 AT_ONCE := -n 2 --dist loadfile
@@ -16,7 +16,7 @@ SHELL_SCRIPTS := .ci/run slurm/prolog.d/50-beeond slurm/epilog.d/50-beeond \
 	packaging/build packaging/bundle packaging/files \
 	deploy/health-check ansible/roles/beeond_ctl/files/install-release
 
-.PHONY: help deps venv spank unit test lint format docs dist wheels deb rpm lint-packages bench demo clean
+.PHONY: help deps venv spank unit test test-long lint format docs dist wheels deb rpm lint-packages bench demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -44,9 +44,13 @@ spank: ## build the SPANK plugin
 unit: venv ## tests without root, in seconds
 	$(PY) -m pytest tests/unit -q -m "not root" $(AT_ONCE)
 
-test: deps venv spank ## everything that tests the project (root)
+test: deps venv spank ## all tests but those of test-long (root)
 	$(PY) -m compileall -q beeond_ctl
-	$(PY) -m pytest tests $(AT_ONCE)
+	$(PY) -m pytest tests $(AT_ONCE) -m "not long" --durations=20
+
+test-long: deps venv spank ## faults that take long, over BeeGFS's other generation (root)
+	$(PY) -m compileall -q beeond_ctl
+	$(PY) -m pytest tests $(AT_ONCE) -m long --durations=20
 
 lint: deps venv ## every linter, strictest settings
 	$(VENV)/bin/ruff check .

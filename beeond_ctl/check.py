@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from beeond_ctl.config import SiteConfig
 
 PLUGIN: Final = "beeond.so"
+_CONTROLLER: Final = "/usr/bin/beeond-ctl"
+"""Where burst_buffer.lua expects us."""
 _MARK: Final = rb"beeond-ctl SPANK plugin for Slurm 0x([0-9a-f]{2,4})([0-9a-f]{2})([0-9a-f]{2})\0"
 """Compiled into the plugin, so that a build for another release is seen before Slurm refuses to load it."""
 
@@ -52,6 +55,13 @@ def check_node(config_path: Path) -> list[Finding]:
     return findings
 
 
+def _lack(subject: str, text: str) -> Finding:
+    """Something that a compute node cannot do without is not there."""
+    if _start_of("slurmd") is None:
+        return Finding(subject, "warn", f"{text} (no slurmd runs here: only compute nodes need it)")
+    return Finding(subject, "fail", text)
+
+
 def _secret(config: SiteConfig) -> Iterator[Finding]:
     if os.geteuid() != 0:
         yield Finding(
@@ -60,6 +70,9 @@ def _secret(config: SiteConfig) -> Iterator[Finding]:
         return
     from beeond_ctl.keys import read_secret
 
+    if not os.path.lexists(config.paths.secret) and _start_of("slurmd") is None:
+        yield _lack("secret", f"no {config.paths.secret}")
+        return
     read_secret(Path(config.paths.secret))
     yield Finding("secret", "ok", config.paths.secret)
 
@@ -88,7 +101,7 @@ def _storage(config: SiteConfig) -> Iterator[Finding]:
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            yield Finding("storage", "fail", f"{path} is not there; make it on the node's NVMe file system")
+            yield _lack("storage", f"{path} is not there; make it on the node's NVMe file system")
             continue
         if not stat.S_ISDIR(status.st_mode):
             yield Finding(
@@ -118,26 +131,26 @@ def _programs(config: SiteConfig) -> Iterator[Finding]:
     for name in config.backend.allowed:
         for program in backends.get(name).PROGRAMS:
             found = shutil.which(program, path=search)
-            verdict, text = (
-                ("ok", found)
-                if found
-                else ("fail", f"{program} is not in {search}; install it or set backend.path")
-            )
-            yield Finding(f"backend {name}", verdict, text)
+            if found:
+                yield Finding(f"backend {name}", "ok", found)
+            else:
+                yield _lack(
+                    f"backend {name}", f"{program} is not in {search}; install it or set backend.path"
+                )
     if "beegfs" in config.backend.allowed:
         try:
             found = backends.get("beegfs").edition(config, lambda program: shutil.which(program, path=search))
             yield Finding("backend beegfs", "ok", f"version {found}")
         except NodeError as error:
-            yield Finding("backend beegfs", "fail", one_line(error))
+            yield _lack("backend beegfs", one_line(error))
         if shutil.which("mkfs.xfs", path=search) is None:
-            yield Finding("backend beegfs", "fail", f"mkfs.xfs is not in {search}; its metadata needs it")
+            yield _lack("backend beegfs", f"mkfs.xfs is not in {search}; its metadata needs it")
     needed = {"image": ("mkfs.xfs", "losetup"), "device": ("mkfs.xfs", "blkid")}.get(config.storage.kind, ())
     for program in needed:
         if shutil.which(program, path=search) is None:
-            yield Finding("storage", "fail", f"{program} is not in {search}; storage.kind needs it")
+            yield _lack("storage", f"{program} is not in {search}; storage.kind needs it")
     if "glusterfs" in config.backend.allowed and not Path("/dev/fuse").exists():
-        yield Finding("backend glusterfs", "fail", "/dev/fuse is missing; load the kernel module fuse")
+        yield _lack("backend glusterfs", "/dev/fuse is missing; load the kernel module fuse")
 
 
 def _run_directory(config: SiteConfig) -> Iterator[Finding]:
@@ -220,6 +233,80 @@ def _slurm(config: SiteConfig) -> Iterator[Finding]:
         "BatchStartTimeout", values, staging, "Slurm would take a job that waits for its stage-in for lost"
     )
     yield from _plugin(values)
+    if values.get("BurstBufferType") == "burst_buffer/lua" and _start_of("slurmctld") is not None:
+        yield from _burst_buffer(config, Path(values.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent)
+        if config.slurm.look_as_user and os.geteuid() == 0:
+            yield _sudo_rule(values.get("SlurmUser", "root").partition("(")[0])
+
+
+def _burst_buffer(config: SiteConfig, directory: Path) -> Iterator[Finding]:
+    """What burst_buffer.lua reads, on a host of slurmctld; `directory` is that of slurm.conf."""
+    from beeond_ctl.bb import LIMITS, POOL
+    from beeond_ctl.limits import make_limits
+    from beeond_ctl.units import parse_size
+
+    script, beside = directory / "burst_buffer.lua", directory / "beeond_directives.lua"
+    if "beeond-ctl" in script.read_text(errors="replace") and not beside.exists():
+        yield Finding(
+            "burst buffer",
+            "fail",
+            f"{beside} is not there, and no job with directives is taken; copy it from beside burst_buffer.lua",
+        )
+    limits = _text(LIMITS)
+    if limits is None:
+        yield Finding(
+            "limits",
+            "warn",
+            f"slurmctld cannot read {LIMITS}; run `beeond-ctl bb limits >{LIMITS}; chmod 644 {LIMITS}`",
+        )
+    elif limits != make_limits(config):
+        yield Finding(
+            "limits",
+            "warn",
+            f"{LIMITS} is not what the configuration says now; run `beeond-ctl bb limits >{LIMITS}`",
+        )
+    else:
+        yield Finding("limits", "ok", LIMITS)
+    pool = _text(POOL)
+    if pool is None:
+        yield Finding(
+            "pool",
+            "warn",
+            f"slurmctld cannot read {POOL}; write what all nodes' devices hold, such as 120TiB",
+        )
+        return
+    try:
+        if parse_size(pool.strip()) < 1 << 20:
+            raise ValueError(f"{pool.strip()} is too small; write it with its unit")  # noqa: TRY301
+    except ValueError as error:
+        yield Finding("pool", "warn", f"{POOL}: {error}; capacity= is not scheduled by it")
+    else:
+        yield Finding("pool", "ok", f"{pool.strip()} ({POOL})")
+
+
+def _sudo_rule(slurm_user: str) -> Finding:
+    """Whether sudo lets SlurmUser do, as any user, what burst_buffer.lua has it do."""
+    argv = ["sudo", "-n", "-l", "-U", slurm_user, "-u", "nobody", "--", _CONTROLLER, "bb", "data_in", "1"]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=10, check=False)
+        allowed = done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        allowed = False
+    if allowed:
+        return Finding("sudo", "ok", f"{slurm_user} may look at sources as their users")
+    return Finding(
+        "sudo",
+        "warn",
+        f"{slurm_user} may not look at sources as their users; add to /etc/sudoers.d: "
+        f"{slurm_user} ALL=(ALL) NOPASSWD: {_CONTROLLER} bb data_in *",
+    )
+
+
+def _text(path: str) -> str | None:
+    """What is in a file that everybody may read; None where there is none."""
+    if not os.path.isfile(path) or not os.stat(path).st_mode & stat.S_IROTH:
+        return None
+    return Path(path).read_text(errors="replace")
 
 
 def _timeout(name: str, values: dict[str, str], needed_s: float, otherwise: str) -> Finding:
@@ -260,7 +347,7 @@ def _plugin(values: dict[str, str]) -> Iterator[Finding]:
             )
         else:
             yield Finding("SPANK plugin", "ok", f"{path} for Slurm {release}")
-        started = _slurmd_start()
+        started = _start_of("slurmd")
         if started is not None and started < path.stat().st_ctime:
             yield Finding("slurmd", "warn", "was started before the SPANK plugin was installed; restart it")
 
@@ -282,12 +369,12 @@ def plugins(path: Path, plugin_dir: str, depth: int = 0) -> Iterator[Path]:
             yield Path(words[1]) if words[1].startswith("/") else Path(plugin_dir.split(":")[0]) / words[1]
 
 
-def _slurmd_start() -> float | None:
-    """When this node's slurmd was started, in seconds since the epoch."""
+def _start_of(daemon: str) -> float | None:
+    """When this node's slurmd or slurmctld was started, in seconds since the epoch; None where none runs."""
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "comm").read_text().strip() == "slurmd":
+            if entry.name.isdigit() and (entry / "comm").read_text().strip() == daemon:
                 ticks = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
                 return boot + ticks / os.sysconf("SC_CLK_TCK")
         except OSError:

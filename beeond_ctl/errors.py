@@ -64,9 +64,18 @@ class RetainedError(BeeondError):
     """Stage-out is not proved: the instance's data was kept."""
 
 
+def visible(text: str) -> str:
+    r"""`text` with escapes for what is not printable: users' names may hold what a terminal obeys.
+
+    >>> visible("a\x1b[2Jé")
+    'a\\x1b[2Jé'
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def one_line(error: BaseException) -> str:
-    """The message of `error` on one line; an error of the system gets its class name in front."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """The message of `error` on one printable line; an error of the system gets its class name in front."""
+    text = visible(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, (BeeondError, OSError)):
         return text
     return f"{type(error).__name__}: {text}"

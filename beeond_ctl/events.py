@@ -24,7 +24,9 @@ LIMIT: Final = 8 * 1024**2
 
 _ALWAYS: Final = frozenset(["prolog", "up", "epilog", "down", "recover", "proved", "drained", "clean"])
 _NOT_TO_JOURNAL: Final = frozenset(["progress"])
-_BAD: Final = frozenset(["failed", "gave-up", "drained", "not-drained", "revived", "remounted"])
+_BAD: Final = frozenset(
+    ["failed", "gave-up", "drained", "not-drained", "revived", "not-revived", "remounted", "detached"]
+)
 _WARNING, _INFO = 4, 6  # syslog(3)
 
 

@@ -75,9 +75,9 @@ BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """A bring-up takes a fraction of a second; one of a minute has met a deadline."""
 
 STEPS: Final = frozenset([
-    "preparing", "starting", "starting again", "registering", "arranging", "becoming usable", "becoming whole",
-    "mounting", "probe", "destinations", "stage-in", "whole", "stage-out", "unmounting", "stopping", "wiping",
-    "roll-back",
+    "preparing", "starting", "starting the last", "registering", "arranging", "becoming usable", "becoming whole",
+    "mounting", "probe", "destinations", "stage-in", "whole", "syncing", "stage-out", "unmounting", "stopping",
+    "wiping", "roll-back",
 ])  # fmt: skip
 """Names for the label `step`; others count as "other", so that it stays short."""
 _OUTER: Final = {"bring-up": "beeond_ctl_bring_up_seconds", "tear-down": "beeond_ctl_tear_down_seconds"}

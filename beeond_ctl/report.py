@@ -453,6 +453,7 @@ def _transfer(event: Event, samples: Sequence[Sample]) -> Transfer:
 _FAULTS: Final = {
     "failed": "failed", "gone": "job gone", "gave-up": "gave up", "drained": "drained",
     "given-up": "data given up", "not-drained": "not drained", "revived": "services had died",
+    "not-revived": "services could not be started again", "detached": "mount could not be let go of",
     "remounted": "mounted again", "roll-back alone": "rolled back alone",
     "not-accounted": "metrics or report not written",
 }  # fmt: skip

@@ -42,9 +42,9 @@ COLOURS: Final = {
 
 KINDS: Final = {
     "preparing": "prepare", "destinations": "prepare", "starting late": "wait", "did not come": "bad",
-    "starting": "start", "starting again": "start", "registering": "start", "arranging": "start",
+    "starting": "start", "starting the last": "start", "registering": "start", "arranging": "start",
     "becoming usable": "start", "becoming whole": "start",
-    "mounting": "mount", "probe": "mount", "whole": "mount",
+    "mounting": "mount", "probe": "mount", "whole": "mount", "syncing": "stage",
     "stage-in": "stage", "stage-out": "stage",
     "unmounting": "stop", "stopping": "stop", "roll-back": "stop", "wiping": "wipe",
 }  # fmt: skip

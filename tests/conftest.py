@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from tests.testbed import Cluster
 
+pytest.register_assert_rewrite("tests.integration.job_faults")
+
 _NEEDS = {
     "cluster": ("slurmctld", "slurmd", "munged", "sshd", "ip", "losetup", "mkfs.xfs"),
     "gluster": ("glusterfsd", "glusterfs"),

@@ -49,6 +49,8 @@ def _texts(node: ast.AST) -> Iterator[str]:
         yield from _variants(node.args[0])
     elif name == "Finding" and len(node.args) == 3 and "ok" not in ast.unparse(node.args[1]):
         yield from _variants(node.args[2])
+    elif name == "_lack" and len(node.args) == 2:
+        yield from _variants(node.args[1])
 
 
 def _variants(text: ast.expr) -> Iterator[str]:

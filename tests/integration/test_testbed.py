@@ -70,8 +70,7 @@ def all_namespaces() -> set[str]:
 
 def mounts_of_this_machine() -> list[str]:
     """What is mounted, but for what unit tests that run at the same time mount in their own directories."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line for line in lines if "/beeond-test-" not in line and "/dev/shm/" not in line]
+    return [line for line in host.mount_table() if "/beeond-test-" not in line and "/dev/shm/" not in line]
 
 
 def traces(name: str) -> list[str]:
