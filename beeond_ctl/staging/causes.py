@@ -24,6 +24,9 @@ CAUSES = {
 }
 """Each class and how it reads in a message."""
 
+NO_ROOM = ("no-space", "quota")
+"""What may be over when something else at the destination has been given up."""
+
 _BY_ERRNO = {
     errno.ENOENT: "missing",
     errno.EACCES: "denied",

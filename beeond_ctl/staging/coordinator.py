@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from beeond_ctl.staging import wire
-from beeond_ctl.staging.causes import CAUSES
+from beeond_ctl.staging.causes import CAUSES, NO_ROOM
 from beeond_ctl.staging.data import HASH
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.scan import MOST_PIECES
@@ -40,7 +40,7 @@ _AHEAD: Final = 64
 _DEATHS: Final = 2
 _TRIES: Final = 3
 _SYNC_EVERY_S: Final = 5.0
-_PHASES: Final = ("copy", "link", "delete", "clean", "finish", "locked", "end")
+_PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locked", "end")
 _HEX: Final = re.compile(r"[0-9a-f]{0,32}")
 
 
@@ -48,6 +48,8 @@ _HEX: Final = re.compile(r"[0-9a-f]{0,32}")
 class _Big:
     """A file that is copied in pieces. `payload` is empty until its temporary name is made."""
 
+    described: str
+    """What another attempt begins with."""
     payload: str
     dirs: str
     digests: list[str | None]
@@ -57,7 +59,13 @@ class _Big:
     """The first piece that was not handed out yet."""
     running: int = 0
     failed: bool = False
+    crowded: bool = False
+    """There was no room for it, while others were copied."""
     again: tuple[int, int, str] | None = None
+
+    def over(self) -> bool:
+        """Whether nothing more is to be done for it in this attempt."""
+        return bool(self.failed or self.crowded or self.again)
 
 
 @dataclass(slots=True)
@@ -118,7 +126,11 @@ class Coordinator:
         self._queue: deque[_Work] = deque()
         self._bigs = 0
         """Files in pieces that are neither in place nor failed."""
-        self._later: dict[str, list[tuple[int, int, int]]] = {"links": [], "dirs": [], "locked": []}
+        self._later: dict[str, list[tuple[int, int, int]]] = {
+            "links": [], "dirs": [], "locked": [],
+            "crowded": [],  # entries for which there was no room, and then files in pieces
+            "alone": [],
+        }  # fmt: skip
         self._upcoming: Iterator[_Work] = iter(())
         self._outstanding: dict[int, _Work] = {}
         self._copying: Counter[str] = Counter()
@@ -264,7 +276,7 @@ class Coordinator:
             elif kind == "big":
                 self._tally.entries_total += 1
                 self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], 1)
-            elif kind in self._later:
+            elif kind in ("links", "dirs", "locked"):
                 self._tally.entries_total += int(fields[1]) if kind == "links" else 0
                 self._put_aside(kind, int(fields[1]), fields[3], fields[4])
             elif kind == "listed":
@@ -302,7 +314,8 @@ class Coordinator:
             raise wire.ProtocolError("a big file is out of bounds")
         text = wire.dumps(description)
         digests = [have.get(index) for index in range(count)]
-        big = _Big(text if description["temp"] else "", dirs, digests, tries, left=digests.count(None))
+        again = wire.dumps({**description, "temp": "", "have": {}})
+        big = _Big(again, text if description["temp"] else "", dirs, digests, tries, left=digests.count(None))
         self._tally.bytes_total += size
         self._bigs += tries == 1
         if big.payload:
@@ -374,10 +387,12 @@ class Coordinator:
 
     def _next(self) -> _Work | None:
         while True:
+            if _PHASES[self._phase] == "crowded" and self._outstanding:
+                return None  # one at a time: what others hold in vain is what there may be no room for
             while self._queue:
                 work = self._pick()
                 if work.kind == "piece" and work.big:
-                    if work.big.failed or work.big.again:
+                    if work.big.over():
                         continue
                     if not work.attempt:
                         self._add_piece(work.big)
@@ -390,6 +405,10 @@ class Coordinator:
                     return upcoming
             if self._outstanding or not self._scanned or _PHASES[self._phase] == "end":
                 return None
+            if _PHASES[self._phase] == "crowded" and self._later["alone"]:
+                dirs, payload, count = self._from_spool(self._later["alone"].pop())
+                self._add_big(count, 0, dirs, payload, 2)
+                continue
             self._phase += 1
             self._upcoming = self._works(_PHASES[self._phase])
             if _PHASES[self._phase] == "end":
@@ -415,7 +434,11 @@ class Coordinator:
                 del self._copying[work.dirs]
 
     def _works(self, phase: str) -> Iterator[_Work]:
-        if phase == "link":
+        if phase == "crowded":
+            for where in self._later["crowded"]:
+                dirs, payload, count = self._from_spool(where)
+                yield _Work(0, "last", (dirs, payload), count)
+        elif phase == "link":
             for where in self._later["links"]:
                 dirs, payload, count = self._from_spool(where)
                 yield _Work(0, "link", (dirs, payload), count, dirs)
@@ -462,15 +485,20 @@ class Coordinator:
         self._give_back(work)
         tally = self._tally
         for cause, side, name, text in answer.failures:
+            if work.big and (work.big.over() or self._is_crowded(work.big, cause, side)):
+                continue  # it is one entry, however many of its pieces fail
             self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
         for kind, names in answer.notes.items():
             tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
         counted = answer.copied + answer.skipped + len(answer.failures) + len(answer.grown) - answer.uncounted
-        if work.kind in ("copy", "link", "delete", "clean", "finish") and counted != work.entries:
+        if work.kind == "copy" and answer.crowded:
+            counted += answer.crowded[0]
+            self._try_later("crowded", answer.crowded[0], *answer.crowded)
+        if work.kind in ("copy", "last", "link", "delete", "clean", "finish") and counted != work.entries:
             self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
         tally.bytes += answer.bytes
         tally.by_node[work.node] = tally.by_node.get(work.node, 0) + answer.bytes
-        if work.kind in ("copy", "link", "place"):
+        if work.kind in ("copy", "last", "link", "place"):
             tally.copied += answer.copied
             tally.skipped += answer.skipped
             tally.verified += answer.copied if "metadata-only" not in self.job.flags else 0
@@ -490,7 +518,7 @@ class Coordinator:
         big.running -= 1
         journaled = []
         if answer.failures:
-            big.failed = True
+            big.failed = not big.crowded
         elif answer.again:
             big.again = answer.again
         elif work.kind == "make":
@@ -500,19 +528,35 @@ class Coordinator:
             big.digests[work.index] = answer.digest
             big.left -= 1
             journaled += [("piece", answer.piece)] if answer.piece else []
-            if not big.left and not big.failed and not big.again:
+            if not big.left and not big.over():
                 self._place(big)
-        if work.kind == "place" and not big.failed and not big.again:
+        if work.kind == "place" and not big.over():
             self._bigs -= 1
         self._end_big(big)
         return journaled
 
+    def _is_crowded(self, big: _Big, cause: str, side: str) -> bool:
+        """Whether a failure of one of its pieces only means that it is to be tried again when all else is done."""
+        big.crowded = _PHASES[self._phase] == "copy" and side == "destination" and cause in NO_ROOM
+        return big.crowded
+
+    def _try_later(self, kind: str, entries: int, count: int, dirs: str, payload: str) -> None:
+        try:
+            self._put_aside(kind, count, dirs, payload)
+        except OSError as error:  # no room for the journal either
+            self._failed(
+                "no-space", "destination", [f"what was to be tried again ({error.strerror})"], entries
+            )
+
     def _end_big(self, big: _Big) -> None:
         """Conclude a file that failed, or changed, when none of its pieces is under way any more."""
-        if big.running or not (big.failed or big.again):
+        if big.running or not big.over():
             return
         if big.payload:
             self._add(_Work(0, "drop", (big.payload,), 0))
+        if big.crowded and not big.failed:
+            self._try_later("alone", 1, len(big.digests), big.dirs, big.described)
+            return
         if big.again and not big.failed and big.tries < _TRIES:
             count, size, payload = big.again
             self._add_big(count, size, big.dirs, payload, big.tries + 1)
@@ -540,7 +584,7 @@ class Coordinator:
         self._clean = True
         if work.big:
             work.big.running -= 1
-            if work.big.failed or work.big.again:  # the others' answers have settled it
+            if work.big.over():  # the others' answers have settled it
                 self._end_big(work.big)
                 return
         work.attempt += 1
@@ -722,6 +766,12 @@ class _Answer:
         self.again: tuple[int, int, str] | None = None
         if "again" in data:
             self.again = _big_one(data["again"])
+        crowded = data.get("crowded")
+        self.crowded: tuple[int, str, str] | None = None
+        """How many entries, and DIRS and PAYLOAD."""
+        if crowded is not None:
+            count, dirs, payload = _list(crowded, 3)
+            self.crowded = _count(count), _line(dirs), _line(payload)
         self.grown = [_big_one(each) for each in _list(data.get("grown", []), wire.MAX_FAILURES)]
         deleted, names = data.get("deleted", (0, []))
         self.deleted = (_count(deleted), [_name(name) for name in _list(names, 100)])

@@ -4,6 +4,7 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
 
     setup SETUP                            the transfer (see `scan`); before anything else, and when it changes
     copy   TAG DIRS PAYLOAD                entries of a batch: temporary name, data, metadata, sync, read back, rename
+    last   TAG DIRS PAYLOAD                the same of entries that found no room before; now this is a failure
     make   TAG PAYLOAD                     a new temporary name for a big file, which all share; says the PAYLOAD for
                                            what follows
     piece  TAG PAYLOAD INDEX               bytes INDEX*PIECE... of a big file, into that name
@@ -15,8 +16,9 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
     finish TAG DIRS                        metadata of directories, and sync them
 
 TAG makes temporary names unique among all copiers of a transfer and all attempts at one batch. An answer counts every
-entry once: copied, skipped, failed, or grown: become big since it was scanned, to be handed out anew in pieces. What it
-proves is opaque to the parent: a text of proofs (see `proof`), or for a piece `[FINGERPRINT, TEMPORARY_NAME, INDEX,
+entry once: copied, skipped, failed, grown (become big since it was scanned, to be handed out anew in pieces), or
+crowded (no room for it while others are copied: DIRS and PAYLOAD of another try). What it proves is opaque to the
+parent: a text of proofs (see `proof`), or for a piece `[FINGERPRINT, TEMPORARY_NAME, INDEX,
 CHECKSUM]`.
 
 When one file is ready for its name depends on where it goes (`_Sync`): where a file can be synced only by itself, each
@@ -41,7 +43,7 @@ import xxhash
 
 from beeond_ctl import libc
 from beeond_ctl.staging import child, data, wire
-from beeond_ctl.staging.causes import StagingError, cause_of, text_of
+from beeond_ctl.staging.causes import NO_ROOM, StagingError, cause_of, text_of
 from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import copy_metadata, learn_gid, same_time
 from beeond_ctl.staging.proof import fingerprint, pack, proof
@@ -102,15 +104,26 @@ class _FailedError(Exception):
 class _Result:
     """What an answer says."""
 
-    def __init__(self, *, splits: bool = False) -> None:
-        """`splits`: files that have grown big since they were scanned are not copied, but described in `grown`."""
+    def __init__(self, *, splits: bool = False, waits: bool = False) -> None:
+        """`splits`: files that have grown big since they were scanned are not copied, but described in `grown`;
+        `waits`: nor do entries fail for which there is no room."""
         self.splits = splits
+        self.waits = waits
         self.copied = self.skipped = self.bytes = 0
         self.failures: list[list[str]] = []
         self.notes: dict[str, list[str]] = {}
         self.proofs = bytearray()
         self.extra: dict[str, Any] = {}
         self.grown: list[list[Any]] = []
+        self.crowded: dict[str, tuple[list[str], list[str]]] = {}
+        """Files and links for which there was no room, by directory."""
+
+    def miss(self, failure: _FailedError, path: str, name: str, *, is_link: bool) -> None:
+        """`name` in the directory `path` was not copied."""
+        if self.waits and failure.side == "destination" and cause_of(failure.error) in NO_ROOM:
+            self.crowded.setdefault(path, ([], []))[is_link].append(name)
+        else:
+            self.fail(failure.side, failure.error, _join(path, name))
 
     def fail(self, side: str, error: OSError | StagingError, path: str) -> None:
         self.failures.append([cause_of(error), side, path, text_of(error)])
@@ -129,9 +142,16 @@ class _Result:
                 "notes": self.notes,
                 "proofs": pack(self.proofs),
                 "grown": self.grown,
+                **({"crowded": self._crowded()} if self.crowded else {}),
                 **self.extra,
             }
         )
+
+    def _crowded(self) -> list[Any]:
+        """How many entries found no room, and DIRS and PAYLOAD of another try."""
+        groups = [[index, *names] for index, names in enumerate(self.crowded.values())]
+        count = sum(len(files) + len(links) for files, links in self.crowded.values())
+        return [count, wire.dumps(list(self.crowded)), wire.dumps(groups)]
 
 
 class _Written:
@@ -230,7 +250,8 @@ class Copier:
                 except OSError as error:
                     for item in written:
                         self._unlink(item)
-                        result.fail("destination", error, _join(item.path, item.name))
+                        failure = _FailedError("destination", error)
+                        result.miss(failure, item.path, item.name, is_link=item.is_link)
                     written = []
             self._each(lambda item: self._place(item, result), written, result)
         else:
@@ -325,7 +346,7 @@ class Copier:
     @staticmethod
     def _fail_part(part: _Part, failure: _FailedError, result: _Result) -> None:
         for name in part.names:
-            result.fail(failure.side, failure.error, _join(part.path, name))
+            result.miss(failure, part.path, name, is_link=part.is_link)
         if not part.names:
             result.fail(failure.side, failure.error, part.path or ".")
             result.extra["uncounted"] = result.extra.get("uncounted", 0) + 1
@@ -395,7 +416,7 @@ class Copier:
                     done.append(item)
             except _FailedError as failure:
                 self._unlink(item)
-                result.fail(failure.side, failure.error, _join(item.path, item.name))
+                result.miss(failure, item.path, item.name, is_link=item.is_link)
 
         self._spread(iter(items), one, 1)
         return done
@@ -1067,8 +1088,8 @@ def _unlock_below(directory: int, name: str) -> None:
 
 def _answer(copier: Copier, fields: list[str]) -> str:
     kind, tag = fields[0], fields[1]
-    result = _Result(splits=kind == "copy")
-    if kind == "copy":
+    result = _Result(splits=kind == "copy", waits=kind == "copy")
+    if kind in {"copy", "last"}:
         copier.copy(tag, wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "make":
         copier.make(wire.loads(fields[2]), result)

@@ -535,8 +535,7 @@ def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> No
     (area / "target").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", area / "target"], check=True)
     try:
-        # By one copier: another's small files would have no room while a large one is being tried.
-        summary = stage(area / "source", area / "target", area=area, workers=1)
+        summary = stage(area / "source", area / "target", area=area)
         assert only_cause(summary) == "no-space"
         assert len(summary.problems()) == 1
         assert summary.failed == 2
@@ -545,6 +544,33 @@ def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> No
         again = stage(area / "source", area / "target", area=area)
         assert again.proved
         assert (again.copied, again.skipped) == (2, summary.copied + summary.skipped)
+    finally:
+        subprocess.run(["umount", area / "target"], check=True)
+
+
+@by_both
+@pytest.mark.root
+@pytest.mark.parametrize("size", [12 << 20, 3 * PIECE])
+def test_what_found_no_room_beside_others_is_tried_again_alone(area: Path, size: int) -> None:
+    """Either of two files fits, and nothing fits beside one that is half there: as `cp` would, one is copied."""
+    (area / "source").mkdir()
+    for name in ("one", "two"):
+        with (area / "source" / name).open("wb") as file:
+            for _ in range(size >> 20):
+                file.write(os.urandom(1 << 20))
+    (area / "source" / "many").mkdir()
+    for number in range(200):
+        (area / "source" / "many" / f"{number:03}").write_bytes(os.urandom(4096))
+        (area / "source" / "many" / f"link-{number:03}").symlink_to("x" * 200)
+    (area / "target").mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size * 3 // 2}", "none", area / "target"], check=True
+    )
+    try:
+        summary = stage(area / "source", area / "target", area=area)
+        assert (summary.copied, summary.failed) == (401, 1)
+        assert summary.failures["no-space", "destination"].count == 1
+        assert trees.leftovers(bytes(area / "target")) == []
     finally:
         subprocess.run(["umount", area / "target"], check=True)
 
@@ -641,7 +667,7 @@ def test_a_big_file_that_changes_between_its_pieces_starts_again(area: Path) -> 
 
 
 NOTHING = {"copied": 0, "skipped": 0, "bytes": 0, "notes": {}, "proofs": ""}
-NO_SPACE = {**NOTHING, "failures": [["no-space", "destination", "big", "No space left on device"]]}
+BROKEN = {**NOTHING, "failures": [["io-error", "destination", "big", "Input/output error"]]}
 
 
 def holey(path: Path) -> None:
@@ -666,9 +692,9 @@ def take_until(
         transfer.report(node, copier.run(work))
 
 
-def fill_up(transfer: Coordinator, node: str, work: dict[str, Any]) -> None:
-    """Say that there was no room for `work`."""
-    transfer.report(node, {"id": work["id"], "attempt": work["attempt"], **NO_SPACE})
+def fail(transfer: Coordinator, node: str, work: dict[str, Any]) -> None:
+    """Say that `work` failed."""
+    transfer.report(node, {"id": work["id"], "attempt": work["attempt"], **BROKEN})
 
 
 def kill(transfer: Coordinator) -> None:
@@ -695,7 +721,7 @@ def test_pieces_of_a_file_that_was_given_up_prove_nothing_of_the_one_begun_anew(
 ) -> None:
     holey(area / "source" / "big")
     first = coordinator(area, "n1")
-    fill_up(first, "n1", take_until(first, "n1", copier, "piece", 2))
+    fail(first, "n1", take_until(first, "n1", copier, "piece", 2))
     assert not finish(first, "n1").proved
     assert trees.leftovers(bytes(area / "target")) == []
     second = coordinator(area, "n1")
@@ -714,7 +740,7 @@ def test_a_lost_node_that_comes_late_cannot_bring_a_file_back_that_was_given_up(
     late = take_until(first, "n1", copier, "piece", 3)
     first.node_lost("n1")
     other = Copier(None)
-    fill_up(first, "n2", take_until(first, "n2", other, "piece", 3))
+    fail(first, "n2", take_until(first, "n2", other, "piece", 3))
     other.close()
     assert not finish(first, "n2").proved
     copier.run(late)
@@ -970,7 +996,7 @@ def test_a_file_whose_piece_is_lost_after_another_one_settled_it_is_neither_forg
         os.utime(area / "source" / "big", ns=(1, 10**18))
         first.report("n1", copier.run(work))
     else:
-        fill_up(first, "n1", work)
+        fail(first, "n1", work)
     first.node_lost("n2")
     summary = finish(first, "n1")
     if how == "changed":
