@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 NS_PY = Path(__file__).with_name("ns.py")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 POLL_S = 0.02
+PATIENCE = 4
+"""How much longer than said everything is waited for: a busy or shared machine may be that much slower, and only what
+fails takes as long."""
 LOOP_CLR_FD, LOOP_GET_STATUS64 = 0x4C01, 0x4C05
 
 T = TypeVar("T")
@@ -53,7 +56,11 @@ class CommandError(TestbedError):
 
 
 def wait_until(what: str, probe: Callable[[], tuple[bool, T]], timeout_s: float, poll_s: float = POLL_S) -> T:
-    """Call `probe` until it returns (True, value), and return value; raise WaitError naming `what`."""
+    """Call `probe` until it returns (True, value), and return value; raise WaitError naming `what`.
+
+    `timeout_s` is what is long on a quiet machine; see PATIENCE.
+    """
+    timeout_s *= PATIENCE
     deadline = time.monotonic() + timeout_s
     while True:
         done, value = probe()
@@ -208,6 +215,7 @@ def run_inside(
         raise TestbedError(f"{where} is not running")
     full = nsenter(process, namespaces, argv)
     argv = list(argv if shown is None else shown)
+    timeout_s *= PATIENCE
     # Files, not pipes: what the command leaves in the background may keep them open.
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(os.fsencode(stdin or b""))

@@ -287,12 +287,14 @@ def namespace_spec(
 def software_file_systems() -> dict[str, str]:
     """The file systems that hold this machine's software, each with the suffix of its upper directory.
 
-    `/` always; `/usr`, `/var` and the like where they are file systems of their own.
+    `/` always; `/usr`, `/var` and the like where they are file systems of their own. Not what tests mount meanwhile.
     """
     found = {"/": ""}
     for line in host.mount_table():
         before, after = line.split(" - ")
-        path, kind = before.split()[4], after.split()[0]
+        path, (kind, source) = before.split()[4], after.split()[:2]
+        if source.startswith("/dev/loop"):
+            continue
         if kind in DISK_TYPES and any(path == top or path.startswith(top + "/") for top in SOFTWARE):
             found[path] = path.replace("/", "-")
     return found
