@@ -170,7 +170,7 @@ class Stage:
         top = os.fsencode(self._here.plan.mount_point) + b"/"
         source, destination = os.fsencode(transfer.source), os.fsencode(transfer.destination)
         if self._inward:
-            return Job(source, top + destination, transfer.flags, durable=False)
+            return Job(source, top + destination, transfer.flags, durable=False, all_or_nothing=True)
         return Job(
             top + source, destination, transfer.flags,
             flushes=top + os.fsencode(flushes.NAME), alone=True, outside=top[:-1],

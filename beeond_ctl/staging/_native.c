@@ -1,8 +1,9 @@
 /* What staging does to ordinary entries, thousands at a time, without the interpreter.
  *
  * An accelerator and nothing else: scan.py and copier.py can do all of it by themselves, and what is done here is done
- * by the same steps in the same order (but where a file gets its name last of all, NAMELESS: docs/staging.md). Whatever turns out not to be ordinary is left to them, as it was found: here
- * nothing is retried and no failure is explained. The only verdict given is that a file reads back differently.
+ * by the same steps in the same order, but where a file gets its name last of all (NAMELESS) or first (DIRECT:
+ * docs/staging.md says when). Whatever turns out not to be ordinary is left to them, as it was found: here nothing is
+ * retried and no failure is explained. The only verdict given is that a file reads back differently.
  *
  * All calls go through libc's functions, so that tests can make each of them fail. No global state: any number of
  * threads may be in here, and none holds the interpreter's lock while it touches files.
@@ -34,7 +35,9 @@ enum {
 	TEMP_MAX = 200,
 };
 
-enum { WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64, NAMELESS = 128 };
+enum {
+	WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64, NAMELESS = 128, DIRECT = 256
+};
 
 /* Names with a NUL behind each. */
 struct names {
@@ -534,6 +537,12 @@ static int is_kept(const struct stat *there, const struct stat *info)
 	return there->st_size == info->st_size && same_time(ns(info->st_mtim), ns(there->st_mtim));
 }
 
+/* The same, and the mode, where that was not set but asked for. */
+static int is_as_written(const struct batch *batch, const struct stat *there, const struct stat *info)
+{
+	return is_kept(there, info) && (!(batch->flags & DIRECT) || (there->st_mode & 0777) == (info->st_mode & 0777));
+}
+
 /* A name for an open file without one. */
 static int give_name(struct batch *batch, int target, const char *name)
 {
@@ -596,6 +605,7 @@ static int make_nameless(struct batch *batch, const char *name, mode_t mode)
 static void write_one(struct batch *batch, const char *name, struct file *file, const char *temp)
 {
 	int done = -1, target = -1;
+	mode_t mode;
 	int source = openat(batch->source, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 
 	if (source < 0)
@@ -614,10 +624,12 @@ static void write_one(struct batch *batch, const char *name, struct file *file, 
 		close(source);
 		return;
 	}
-	target = openat(batch->target, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	/* Under its own name it has its mode from the start: a call less. */
+	mode = batch->flags & DIRECT ? 0600 | (file->info.st_mode & 0777) : 0600;
+	target = openat(batch->target, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 	if (target >= 0) {
 		if (fill(batch, source, target, file) == 0 &&
-		    give_owner(batch, target, &file->info, (mode_t)-1) == 0 && give_times(target, &file->info) == 0)
+		    give_owner(batch, target, &file->info, batch->flags & DIRECT ? mode : (mode_t)-1) == 0 && give_times(target, &file->info) == 0)
 			done = conclude(batch, source, target, file);
 		if (close(target) < 0) /* NFS and FUSE may report a full disk only here */
 			done = -1;
@@ -640,7 +652,7 @@ static enum state prove(const struct batch *batch, const struct file *file, cons
 		return state;
 	if (batch->flags & DROP_CACHE)
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	if (fstat(fd, &there) == 0 && is_kept(&there, &file->info))
+	if (fstat(fd, &there) == 0 && is_as_written(batch, &there, &file->info))
 		state = read_back(batch, fd, file);
 	close(fd);
 	return state;
@@ -652,8 +664,13 @@ static void place_one(const struct batch *batch, const char *name, struct file *
 
 	if (batch->flags & VERIFY) {
 		file->state = prove(batch, file, temp);
-	} else if (fstatat(batch->target, temp, &there, AT_SYMLINK_NOFOLLOW) < 0 || !is_kept(&there, &file->info)) {
+	} else if (fstatat(batch->target, temp, &there, AT_SYMLINK_NOFOLLOW) < 0 ||
+	           !is_as_written(batch, &there, &file->info)) {
 		file->state = UNTOUCHED;
+	}
+	if (file->state == WRITTEN && batch->flags & DIRECT) {
+		file->state = PLACED;
+		return;
 	}
 	/* One that is newer than what replaces it has to be kept under another name: not for us. */
 	if (file->state == WRITTEN && !(batch->flags & MADE)) {
@@ -673,8 +690,9 @@ static void place_one(const struct batch *batch, const char *name, struct file *
 static void work(struct batch *batch, const char *name, struct file *files, size_t count)
 {
 	for (size_t i = 0; i < count; i++, name += strlen(name) + 1) {
-		char temp[TEMP_MAX + 32];
-		temp_name(batch, i, temp);
+		char made[TEMP_MAX + 32];
+		const char *temp = batch->flags & DIRECT ? name : made;
+		temp_name(batch, i, made);
 		if (batch->flags & WRITE)
 			write_one(batch, name, &files[i], temp);
 		if (batch->flags & PLACE && files[i].state == WRITTEN)
@@ -815,7 +833,7 @@ static int add_constants(PyObject *made)
 	                       PyModule_AddIntMacro(made, VERIFY) < 0 || PyModule_AddIntMacro(made, SYNC_EACH) < 0 ||
 	                       PyModule_AddIntMacro(made, DROP_CACHE) < 0 || PyModule_AddIntMacro(made, MADE) < 0 ||
 	                       PyModule_AddIntMacro(made, LIVE) < 0 ||
-	                       PyModule_AddIntMacro(made, NAMELESS) < 0
+	                       PyModule_AddIntMacro(made, NAMELESS) < 0 || PyModule_AddIntMacro(made, DIRECT) < 0
 	               ? -1
 	               : 0;
 }

@@ -10,6 +10,7 @@ DROP_CACHE: int
 MADE: int
 LIVE: int
 NAMELESS: int
+DIRECT: int
 
 def marks(known: array[int]) -> object: ...
 def has(known: object, mark: int) -> bool: ...

@@ -221,6 +221,7 @@ class Coordinator:
             "only": self.job.only.decode(errors="surrogateescape"),
             "flushes": self.job.flushes.decode(errors="surrogateescape"),
             "alone": self.job.alone,
+            "all_or_nothing": self.job.all_or_nothing,
             "list": self.job.listed.decode(errors="surrogateescape"),
             "outside": self.job.outside.decode(errors="surrogateescape"),
             "journal": [reader, known] if known else None,

@@ -219,6 +219,8 @@ class Copier:
         self.same_device = self.source_root_device == os.fstat(self.target.root.fd).st_dev
         self.sync = _Sync(self.target.root.fd, durable=setup["durable"])
         self.syncs = {self.target.root.device: self.sync}
+        # Where nothing was before, nobody looks, and half a file never stays: a name less, and no rename.
+        self.direct = engine.DIRECT if setup["direct"] and self.sync.how == _Sync.NONE else 0
         self.clock: str = setup["clock"]  # where the time is to be had; '' where nobody writes to the source
         self.quiet_ns = 0
         self.patient_until_s = time.monotonic() + PATIENCE_S
@@ -308,7 +310,11 @@ class Copier:
                 temp,
                 part.first,
                 -1 if target.gid is None else target.gid,
-                flags | what | self._sync_of(target).flags | (engine.MADE if target.made else 0),
+                flags
+                | what
+                | self.direct
+                | self._sync_of(target).flags
+                | (engine.MADE if target.made else 0),
                 part.written,
                 self.quiet_ns,
             )

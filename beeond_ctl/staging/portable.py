@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Marks = list[array[int]]
 
-WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE, LIVE, NAMELESS = 1, 2, 4, 8, 16, 32, 64, 128
+WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE, LIVE, NAMELESS, DIRECT = 1, 2, 4, 8, 16, 32, 64, 128, 256
 """What `copy` is to do, and with what."""
 
 
@@ -91,7 +91,8 @@ def copy(
     `gid` is the group of new files in `target` (-1: not known). With `WRITE` but not `PLACE`, they get their names when
     called again with `PLACE` and the last of the values returned, as `before`, after they were synced. With `LIVE`,
     files that changed after `quiet_ns` are left, and the data of others is settled before it is read (see `quiet`).
-    Returns proofs, bytes, the numbers of the names that are left to the caller, with nothing of them at `target`, those
-    of files that read back differently, and what to come back with.
+    With `DIRECT` they have their own names from the start, where these are free. Returns proofs, bytes, the numbers of
+    the names that are left to the caller, with nothing of them at `target`, those of files that read back differently,
+    and what to come back with.
     """
     return b"", 0, list(range(len(names))), [], b""

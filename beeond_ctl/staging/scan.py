@@ -696,6 +696,9 @@ def _main() -> None:
         _say("refused", wire.dumps([side, cause_of(error), text_of(error)]))
         return
     root = os.fstat(tree.root.fd)
+    fresh = (made or config["root_made"]) and not flushed.root_made
+    if config["all_or_nothing"] and not fresh:
+        fresh = not os.listdir(destination)
     setup = {
         "source": source,
         "destination": destination,
@@ -706,7 +709,8 @@ def _main() -> None:
         "run": config["run"],
         "durable": config["durable"],
         "root_made": made or config["root_made"] or flushed.root_made,
-        "fresh": (made or config["root_made"]) and not flushed.root_made,
+        "fresh": fresh,
+        "direct": config["all_or_nothing"] and fresh and config["run"] == 1,
         "tokens": flushed.tokens,
         "clock": scan.clock,
     }

@@ -33,7 +33,8 @@ class Job:
     what a killed one left at the destination may be removed. `live`: others may write to the source meanwhile and
     afterwards, so that only files that they have left alone are proved (see `quiet`); needs `flushes`. `listed` is a
     list of what is in the source, if there is one (see `listing`), which is used up. `outside` is a directory that the
-    copy must not lie in, whatever links lead there: that of an instance, which goes with the source.
+    copy must not lie in, whatever links lead there: that of an instance, which goes with the source. `all_or_nothing`:
+    nobody uses the destination before all is proved, and if it is not, it is removed as a whole.
     """
 
     source: bytes
@@ -46,6 +47,7 @@ class Job:
     live: bool = False
     listed: bytes = b""
     outside: bytes = b""
+    all_or_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

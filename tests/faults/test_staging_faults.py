@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from beeond_ctl.staging.worker import serve
 from tests.faults import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 RUNS = int(os.environ.get("BEEOND_FAULT_RUNS", "30"))
 CALLS = (
@@ -37,13 +38,15 @@ CALLS = (
     *("chmod", "chown", "utime", "stat", "xattr", "truncate", "seek", "close"),
 )
 # By Python alone; by the compiled part, with files that have no name until they are proved, where Linux is older, and
-# where there is no such thing.
+# where there is no such thing; and there into a place that is removed as a whole if not all is proved.
 WAYS = (
     {"BEEOND_CTL_NATIVE": "0"},
     {"BEEOND_CTL_NATIVE": "1"},
     {"BEEOND_CTL_NATIVE": "1", "FAULT_NO_EMPTY_PATH": "1"},
     {"BEEOND_CTL_NATIVE": "1", "FAULT_NO_NAMELESS": "1"},
+    {"BEEOND_CTL_NATIVE": "1", "FAULT_NO_NAMELESS": "1", "ALL_OR_NOTHING": "1"},
 )
+RESUMABLE = WAYS[:-1]
 ERRNOS = (0, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ESTALE)
 
 
@@ -67,10 +70,23 @@ def area() -> Iterator[Path]:
     shutil.rmtree(area)
 
 
-def stage(area: Path, *flags: str) -> Summary:
+def stage(area: Path, way: Mapping[str, str] | None = None) -> Summary:
+    """One run; of all or nothing, nothing is left when it is not proved."""
     journal = area / "journal"
     journal.mkdir(exist_ok=True)
-    job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags)
+    job = Job(
+        os.fsencode(area / "source"),
+        os.fsencode(area / "target"),
+        all_or_nothing="ALL_OR_NOTHING" in (way or {}),
+    )
+    summary = _copied(job, journal)
+    if job.all_or_nothing and not summary.proved:
+        for each in (area / "target", journal):
+            shutil.rmtree(each, ignore_errors=True)
+    return summary
+
+
+def _copied(job: Job, journal: Path) -> Summary:
     return copy_local(job, journal_dir=journal, workers=2, stall_timeout_s=60, progress_every_s=0.02)
 
 
@@ -102,17 +118,18 @@ def test_one_failing_call_is_reported_and_the_next_run_completes(
 ) -> None:
     rng = random.Random(seed)
     trees.build(os.fsencode(area / "source"), seed)
+    way = WAYS[seed % len(WAYS)]
     call, number, code = rng.choice(CALLS), int(rng.expovariate(0.03)) + 1, rng.choice(ERRNOS)
     before = trees.snapshot(os.fsencode(area / "source"))
     faults = {
         "LD_PRELOAD": str(injector),
         "FAULT": f"{call}:{number}:{code}",
-        **WAYS[seed % len(WAYS)],
+        **way,
     }
     if rng.random() < 0.3:
         faults["FAULT_STICKY"] = "1"
     with children_with(**faults):
-        summary = stage(area)
+        summary = stage(area, way)
     fault = f"{call} {number} {code}: {summary.problems()}"
     assert trees.snapshot(os.fsencode(area / "source")) == before, fault
     if (area / "target").exists():
@@ -134,8 +151,12 @@ def test_a_byte_that_is_written_wrongly_is_found_by_reading_back(
     (area / "source").mkdir()
     for number in range(20):
         (area / "source" / f"file{number}").write_bytes(os.urandom(4000))
+    job = Job(
+        os.fsencode(area / "source"), os.fsencode(area / "target"), all_or_nothing="ALL_OR_NOTHING" in way
+    )
+    (area / "journal").mkdir()
     with children_with(LD_PRELOAD=str(injector), FAULT="write:5:-2", **way):
-        summary = stage(area)
+        summary = _copied(job, area / "journal")
     assert {cause for cause, _ in summary.failures} == {"mismatch"}
     assert 1 <= summary.failed <= 2  # each of the copiers has a fifth write
     assert summary.copied + summary.failed == 20
@@ -205,7 +226,7 @@ def test_what_flushes_keep_is_left_out_where_listings_tell_no_kinds(
     assert set(trees.files_in(os.fsencode(area / "target"))) == {b"dir/.beeond-flush/file"}
 
 
-@pytest.mark.parametrize(("way", "proved"), [*zip(WAYS, (False, True, True, False), strict=True)])
+@pytest.mark.parametrize(("way", "proved"), [*zip(WAYS, (False, True, True, False, True), strict=True)])
 def test_an_ordinary_file_gets_its_name_without_being_renamed_where_that_can_be(
     way: dict[str, str], proved: bool, area: Path, injector: Path
 ) -> None:
@@ -214,13 +235,13 @@ def test_an_ordinary_file_gets_its_name_without_being_renamed_where_that_can_be(
         (area / "source" / f"file{number}").write_text("x")
     fault = f"rename:1:{errno.EIO}"
     with children_with(LD_PRELOAD=str(injector), FAULT=fault, FAULT_STICKY="1", **way):
-        assert stage(area).proved == proved
+        assert stage(area, way).proved == proved
     assert trees.leftovers(os.fsencode(area / "target")) == []
     assert stage(area).proved
     assert_same(area)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", RESUMABLE)
 def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
     way: dict[str, str], area: Path, injector: Path
 ) -> None:
@@ -241,6 +262,35 @@ def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
     assert not transfer.summary().proved
     assert "lost" in {cause for cause, _ in transfer.summary().failures}
     assert stage(area).proved
+    assert_same(area)
+
+
+def test_what_a_killed_copier_left_under_a_files_own_name_is_replaced_and_not_kept(
+    area: Path, injector: Path
+) -> None:
+    """Where nothing was before, half a file is no newer version of anything."""
+    trees.build(os.fsencode(area / "source"), 3, entries=30)
+    (area / "journal").mkdir()
+    job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), all_or_nothing=True)
+    transfer = Coordinator(job, None, area / "journal", ["n1"])
+    works: list[dict[str, Any]] = []
+
+    def take() -> dict[str, Any]:
+        answer = transfer.take("n1")
+        if "work" in answer and not works:
+            works.append(answer["work"])
+            dirs, groups = (json.loads(field) for field in answer["work"]["fields"])
+            for index, names, _ in groups:
+                os.makedirs(area / "target" / dirs[index], exist_ok=True)
+                for name in names:
+                    (area / "target" / dirs[index] / name).write_bytes(b"half")
+        return answer
+
+    with children_with(LD_PRELOAD=str(injector), **WAYS[-1]):
+        serve(take, lambda result: transfer.report("n1", result), None, threading.Event(), processes=1)
+    transfer.close()
+    assert works
+    assert transfer.summary().proved, transfer.summary().problems()
     assert_same(area)
 
 
@@ -266,7 +316,7 @@ def test_killed_at_any_moment_the_transfer_resumes_where_it_was(
     rng = random.Random(seed)
     trees.build(os.fsencode(area / "source"), seed, entries=300)
     (area / "journal").mkdir()
-    way = {**WAYS[seed % len(WAYS)], "LD_PRELOAD": str(injector)}
+    way = {**RESUMABLE[seed % len(RESUMABLE)], "LD_PRELOAD": str(injector)}
     program = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, str(area), *(f"{key}={value}" for key, value in way.items())],
         stdout=subprocess.PIPE,

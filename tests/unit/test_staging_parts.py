@@ -295,7 +295,8 @@ def test_a_directory_that_cannot_be_synced_fails_unless_its_file_system_never_ca
         (tmp_path / name / "dir").mkdir(parents=True)
     inodes = [(tmp_path / name).stat().st_ino for name in ("source", "target")]
     setup = {
-        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "clock": "",
+        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
+        "clock": "",
         "durable": True, "inodes": inodes, "source": str(tmp_path / "source"), "destination": str(tmp_path / "target"),
     }  # fmt: skip
     worker = copier.Copier(setup)

@@ -38,7 +38,8 @@ def worker(area: Path, **more: Any) -> copier.Copier:
         (area / name).mkdir(exist_ok=True)
     inodes = [(area / name).stat().st_ino for name in ("source", "target")]
     setup = {
-        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "clock": "",
+        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
+        "clock": "",
         "durable": False, "inodes": inodes, "source": str(area / "source"), "destination": str(area / "target"),
     }  # fmt: skip
     return copier.Copier({**setup, **more})
