@@ -381,6 +381,9 @@ def test_a_node_cut_off_before_the_epilog_keeps_all_data(site: Site) -> None:
         kept(cluster, job, ("n1", "n2"))
     finally:
         cluster.restore("n3")
+    cluster.run(
+        "ctl", ["scontrol", "reconfigure"]
+    )  # slurmd says what it has; by itself slurmctld would take minutes
     kept(cluster, job, ("n3",), timeout_s=150)
     recover(cluster, job, "--nodes", "n[1-3]")
     for node in NODES:
