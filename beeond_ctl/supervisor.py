@@ -288,6 +288,26 @@ def alive(process: Process) -> bool:
     return start_time == process.start_time and state not in "ZX"
 
 
+def stuck(processes: Iterable[Process], *, looks: int, pause_s: float) -> dict[str, str]:
+    """Which of `processes` cannot run, by name, and why: stopped, or waiting in the kernel at each of `looks`."""
+    waiting, stopped = {process.name: process for process in processes}, {}
+    for look in range(looks):
+        for name, process in list(waiting.items()):
+            try:
+                state, _ = _stat(process.pid)
+            except OSError:
+                state = ""
+            if state in {"T", "t"}:
+                stopped[name] = "is stopped (SIGSTOP, or a debugger)"
+            if state != "D":
+                del waiting[name]
+        if not waiting:
+            break
+        if look < looks - 1:
+            time.sleep(pause_s)
+    return stopped | dict.fromkeys(waiting, "hangs in the kernel, as it does when its device does")
+
+
 def find(token: str) -> list[Process]:
     """All processes that carry `token`: those started for the instance and whatever they started."""
     mark = f"{TOKEN_VARIABLE}={token}".encode()

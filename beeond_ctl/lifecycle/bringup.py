@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import bb, slurm, storage
 from beeond_ctl import config as configuration
 from beeond_ctl import state as states
+from beeond_ctl.aside import tried
 from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
-from beeond_ctl.lifecycle import claims, guard, kin, probe, stage, steps, watch
+from beeond_ctl.lifecycle import claims, fault, guard, kin, probe, stage, steps, watch
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team, telling
 from beeond_ctl.plan import port_blocks
 from beeond_ctl.request import Request, encode, needs_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from beeond_ctl.lifecycle.team import Team
-
-_NOTICED_S: Final = 1.0
-"""After this long the leader has seen that a node is silent, and everybody has heard of it."""
 
 
 def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT_PATH) -> int:
@@ -93,9 +89,13 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
     here.events.log("planned", backend=here.first_plan.backend, targets=len(here.first_plan.targets))
     storage.name_instance(here.first_plan)
     staging = stage.Stage(here, inward=True, listed=listed)
+    judges = fault.combine(here.first_plan.mount_point)
     with (
         open_team(
-            here, "prolog", combine={**steps.combine(here), **staging.combine}, handlers=staging.handlers
+            here,
+            "prolog",
+            combine={**steps.combine(here), **judges, **staging.combine},
+            handlers=staging.handlers,
         ) as team,
         telling(team, here),
     ):
@@ -112,13 +112,14 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
             storage.set_names(here.plan, here.state.names)
         stage.check_destinations(here)
         steps.start_services(here, team)
-        steps.mount_and_settle(here, team)
+        with fault.unless_another_fell_silent(here, team):
+            steps.mount_and_settle(here, team)
         _probe(here, team)
         if here.request.stage_in:
             here.enter("staging-in")
             staging.run(team)
-        with _unless_another_fell_silent(here, team):
-            _see_that_all_lives(here)
+        with fault.unless_another_fell_silent(here, team):
+            fault.see_that_all_lives(here)
         _announce(here)
         steps.meet(here, team, "ready", here.config.deadlines.meet)
         here.events.log("usable", took=here.events.took())
@@ -182,14 +183,18 @@ def _names(here: Here) -> dict[str, Any]:
 
 
 def _probe(here: Here, team: Team) -> None:
-    """Show that every node reaches every server, and that what one node writes another one reads."""
+    """Show that every node reaches every server, and that what one node writes another one reads.
+
+    Who gets no answer says so at the meeting, where it turns out whose fault that is. Raises NodeError, PeerError.
+    """
     plan = here.plan
     point, deadline_s = Path(plan.mount_point), here.config.deadlines.start
     before = plan.nodes[plan.node_index[here.node] - 1]
 
+    own_servers = fault.servers(here)
+
     def check() -> None:
-        """All nodes hang when one has lost a server: it is that one's fault."""
-        _see_that_all_lives(here)
+        fault.see_that_all_lives(here, own_servers)
         team.check()
 
     def read() -> None:
@@ -198,43 +203,14 @@ def _probe(here: Here, team: Team) -> None:
             _give_to_user(here, str(point))
 
     for meeting, action in (("mounted", partial(probe.write, point, here.node)), ("probed", read)):
-        with here.events.timed("probe"), _unless_another_fell_silent(here, team):
-            probe.within(deadline_s, f"{here.node}: {point} does not answer", action, check=check)
-            _see_that_all_lives(here)
-        steps.meet(here, team, meeting, deadline_s)
-
-
-@contextmanager
-def _unless_another_fell_silent(here: Here, team: Team) -> Iterator[None]:
-    """Where a node is cut off or killed, others miss its servers before it counts as silent: it is at fault alone.
-
-    What was raised within waits for `team.check` to say so. A server of this node's own that has died needs no waiting.
-    Whom the others wait for in vain meanwhile is this node, which knows better why.
-    """
-    try:
-        yield
-    except NodeError:
-        until = time.monotonic() + here.config.deadlines.silence + _NOTICED_S
-        servers = [service.name for service in here.backend.services(here.plan, here.node, here.keys)]
-        while len(here.plan.nodes) > 1 and time.monotonic() < until:
-            _see_that_all_lives(here, servers)
+        with here.events.timed("probe"):
+            wrong = tried(action, within_s=deadline_s, check=check)
+            fault.see_that_all_lives(here, own_servers)
             try:
-                team.check()
-            except PeerError as error:
-                if here.node in error.nodes:
-                    break
-                raise
-            time.sleep(0.1)
-        raise
-
-
-def _see_that_all_lives(here: Here, names: Iterable[str] | None = None) -> None:
-    """Raises NodeError naming what of the instance was started on this node, all or of `names`, and runs no more."""
-    dead = [
-        name for name in (here.state.processes if names is None else names) if not steps.lives(here, name)
-    ]
-    if dead:
-        raise NodeError(f"{', '.join(dead)} died while the file system came up; see the services' logs")
+                fault.see_that_all_lives(here)
+            except NodeError as error:  # its client; that may be for want of another's servers
+                wrong = str(error)
+        fault.see_that_it_answers(here, team, meeting, wrong)
 
 
 def _give_to_user(here: Here, path: str) -> None:

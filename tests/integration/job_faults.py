@@ -489,6 +489,27 @@ def test_a_node_cut_off_while_the_file_system_comes_up_is_named_and_left_clean(s
     cluster.wait_clean(before, timeout_s=10)
 
 
+def test_a_server_that_hangs_while_the_file_system_comes_up_drains_its_node_alone(site: Site) -> None:
+    """The others' probes hang as well: each of them might blame itself, or whoever else is in the file system."""
+    cluster = site.cluster
+    before = cluster.snapshots()
+    with paused(cluster, "n1", "prolog", "mounting"):
+        job = cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", site.option)
+        wait_for(partial(exists, cluster, PAUSED, "n1"), 30)
+        cluster.freeze("n2", site.server)
+        cluster.run("n1", ["rm", PAUSED])
+        wait_for(partial(says, cluster, "n2", f"job {job}: "), 60)
+    cluster.run("ctl", ["scancel", str(job)])
+    for node in NODES:
+        wait_for(partial(settled, cluster, node), 90)
+    for node in ("n1", "n3"):
+        assert "DRAIN" not in cluster.node_state(node).flags, cluster.node_state(node).reason
+    assert not exists(cluster, "/global/alice/ran")
+    cluster.resume("n2")
+    cluster.wait_idle()
+    cluster.wait_clean(before, timeout_s=10)
+
+
 def settled(cluster: Cluster, node: str) -> bool:
     return not {"COMPLETING", "DOWN", "NOT_RESPONDING"} & cluster.node_state(node).flags
 

@@ -22,6 +22,7 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
     test_a_job_cancelled_while_its_file_system_comes_up_leaves_nothing,
     test_a_node_cut_off_while_data_is_staged_out_keeps_it,
     test_a_prolog_killed_in_any_phase_is_cleaned_up_after,
+    test_a_server_that_hangs_while_the_file_system_comes_up_drains_its_node_alone,
     test_an_epilog_killed_in_any_phase_loses_nothing,
     tidy,
     working,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,12 +59,15 @@ def namespaces(process: host.Process) -> set[str]:
     return {os.readlink(f"/proc/{process.pid}/ns/{kind}") for kind in ("mnt", "net", "pid", "uts", "ipc")}
 
 
-def all_namespaces() -> set[str]:
+def all_namespaces(until_s: float = math.inf) -> set[str]:
+    """Those of all processes, or of those that were there `until_s`: the numbers of namespaces are used again."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                found |= namespaces(host.Process(int(entry), 0))
+                process = host.Process.of(int(entry))
+                if process.start <= until_s * os.sysconf("SC_CLK_TCK"):
+                    found |= namespaces(process)
             except OSError:  # gone, or not ours to look at
                 continue
     return found
@@ -104,9 +109,10 @@ def test_down_leaves_no_process_namespace_mount_loop_device_or_file(scratch: Clu
     assert mounts_of_this_machine() == mounts, "its mounts are seen from outside"
     assert set(os.listdir("/sys/class/net")) == interfaces, "its network is seen from outside"
 
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     cluster.down()
     assert [process for process in processes if process.alive()] == []
-    assert not made & all_namespaces()
+    assert not made & all_namespaces(before_s)
     assert traces(scratch.name) == []
     assert not any(loop.backing_file == "/nvme/i" for loop in host.loops())
     assert mounts_of_this_machine() == mounts

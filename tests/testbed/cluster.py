@@ -446,8 +446,9 @@ class Cluster:
         return seen
 
     def job_output(self, jobid: int) -> str:
-        """What the job's script printed so far."""
-        return self.read("login", self.job(jobid)["StdOut"])
+        """What the job's script printed so far, without what srun says while it has to wait for a step."""
+        output = self.read("login", self.job(jobid)["StdOut"])
+        return re.sub(r"^srun: (Job \d+ step creation|Step created for) .*\n", "", output, flags=re.MULTILINE)
 
     def run_job(self, user: str, script: str, *sbatch_arguments: str, timeout_s: float = 60) -> str:
         """Submit, wait until COMPLETED, return the output; else raise TestbedError with the output."""
