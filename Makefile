@@ -7,7 +7,7 @@ PACKAGES := slurm-wlm libslurm-dev munge pdsh openssh-server openssh-client glus
 	debhelper gcc make mandoc libfuse3-dev libopenmpi-dev libxxhash-dev openmpi-bin python3-dev python3-venv sudo util-linux procps \
 	chromium-headless-shell
 # Tests mostly wait; each process has a cluster of its own, and a file's tests stay together. Integration comes first.
-AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 NATIVE_FLAGS := -std=gnu11 -O2 -Wall -Wextra -Werror -Wshadow -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes -Wundef \
 	-Wvla -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DPy_LIMITED_API=0x030B0000
 # A path instead of an import hook, which would cost each start of Python 10 ms.
