@@ -237,6 +237,10 @@ def _slurm(config: SiteConfig) -> Iterator[Finding]:
         yield from _burst_buffer(config, Path(values.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent)
         if config.slurm.look_as_user and os.geteuid() == 0:
             yield _sudo_rule(values.get("SlurmUser", "root").partition("(")[0])
+        if config.slurm.lists and not config.slurm.look_as_user:
+            yield Finding(
+                "lists", "warn", "slurm.lists does nothing without slurm.look_as_user; set both, or none"
+            )
 
 
 def _burst_buffer(config: SiteConfig, directory: Path) -> Iterator[Finding]:

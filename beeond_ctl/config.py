@@ -311,12 +311,6 @@ class Slurm(_Section):
         "what is above of it is not",
     )
 
-    @model_validator(mode="after")
-    def _lists_by_who_looks(self) -> Self:
-        if self.lists and not self.look_as_user:
-            raise ValueError("slurm.lists needs slurm.look_as_user: only users' own processes list")
-        return self
-
 
 class Paths(_Section):
     """Files of beeond-ctl itself."""

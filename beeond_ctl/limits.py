@@ -47,7 +47,7 @@ def make_limits(config: SiteConfig) -> str:
         f"look {config.deadlines.look:g}",
         f"as-user {'yes' if config.slurm.look_as_user else 'no'}",
     ]
-    if config.slurm.lists:
+    if config.slurm.look_as_user and config.slurm.lists:
         lines.append(f"lists {config.slurm.lists}")
     if config.storage.kind == "image":
         lines.append(f"share {len(config.bases)}")

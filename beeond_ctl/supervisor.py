@@ -288,24 +288,13 @@ def alive(process: Process) -> bool:
     return start_time == process.start_time and state not in "ZX"
 
 
-def stuck(processes: Iterable[Process], *, looks: int, pause_s: float) -> dict[str, str]:
-    """Which of `processes` cannot run, by name, and why: stopped, or waiting in the kernel at each of `looks`."""
-    waiting, stopped = {process.name: process for process in processes}, {}
-    for look in range(looks):
-        for name, process in list(waiting.items()):
-            try:
-                state, _ = _stat(process.pid)
-            except OSError:
-                state = ""
-            if state in {"T", "t"}:
-                stopped[name] = "is stopped (SIGSTOP, or a debugger)"
-            if state != "D":
-                del waiting[name]
-        if not waiting:
-            break
-        if look < looks - 1:
-            time.sleep(pause_s)
-    return stopped | dict.fromkeys(waiting, "hangs in the kernel, as it does when its device does")
+def stopped(process: Process) -> bool:
+    """Whether `process` is there and cannot run: by SIGSTOP, or a debugger."""
+    try:
+        state, start_time = _stat(process.pid)
+    except OSError:
+        return False
+    return start_time == process.start_time and state in {"T", "t"}
 
 
 def find(token: str) -> list[Process]:

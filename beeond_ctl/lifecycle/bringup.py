@@ -112,9 +112,9 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
             storage.set_names(here.plan, here.state.names)
         stage.check_destinations(here)
         steps.start_services(here, team)
-        with fault.unless_another_fell_silent(here, team):
-            steps.mount_and_settle(here, team)
-        _probe(here, team)
+        trouble = steps.mount_and_settle(here, team)
+        fault.see_that_all_lives(here, fault.servers(here))
+        _probe(here, team, trouble)
         if here.request.stage_in:
             here.enter("staging-in")
             staging.run(team)
@@ -182,10 +182,11 @@ def _names(here: Here) -> dict[str, Any]:
     return names
 
 
-def _probe(here: Here, team: Team) -> None:
+def _probe(here: Here, team: Team, trouble: str) -> None:
     """Show that every node reaches every server, and that what one node writes another one reads.
 
-    Who gets no answer says so at the meeting, where it turns out whose fault that is. Raises NodeError, PeerError.
+    Who gets no answer, or had `trouble` before, says so at the meeting, where it turns out whose fault that is. Raises
+    NodeError, PeerError.
     """
     plan = here.plan
     point, deadline_s = Path(plan.mount_point), here.config.deadlines.start
@@ -204,13 +205,13 @@ def _probe(here: Here, team: Team) -> None:
 
     for meeting, action in (("mounted", partial(probe.write, point, here.node)), ("probed", read)):
         with here.events.timed("probe"):
-            wrong = tried(action, within_s=deadline_s, check=check)
+            wrong = "" if trouble else tried(action, within_s=deadline_s, check=check)
             fault.see_that_all_lives(here, own_servers)
             try:
                 fault.see_that_all_lives(here)
             except NodeError as error:  # its client; that may be for want of another's servers
                 wrong = str(error)
-        fault.see_that_it_answers(here, team, meeting, wrong)
+        fault.see_that_it_answers(here, team, meeting, trouble=trouble, wrong=wrong)
 
 
 def _give_to_user(here: Here, path: str) -> None:

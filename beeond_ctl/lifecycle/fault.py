@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 _NOTICED_S: Final = 1.0
 """After this long the leader has seen that a node is silent, and everybody has heard of it."""
-_LOOKS: Final = 5
-_LOOK_S: Final = 0.2
-_WRITE_S: Final = 3.0
-"""How long a device may take for a byte, while nothing else is done on it."""
 
 
 def servers(here: Here) -> list[str]:
@@ -46,17 +43,25 @@ def see_that_all_lives(here: Here, names: Iterable[str] | None = None) -> None:
         raise NodeError(f"{', '.join(dead)} died while the file system came up; see the services' logs")
 
 
-def own_trouble(here: Here) -> str:
-    """What is wrong with this node's own servers or devices, as far as that can be seen; empty if nothing is."""
-    running = here.state.processes
-    processes = (supervisor.Process(name, *running[name]) for name in servers(here) if name in running)
-    stuck = supervisor.stuck(processes, looks=_LOOKS, pause_s=_LOOK_S)
-    trouble = [f"{name} {why}" for name, why in stuck.items()]
+def _own_servers(here: Here) -> str:
+    """What is wrong with this node's servers; empty if nothing is to be seen."""
+    told = []
+    for name in servers(here):
+        process = here.state.processes.get(name)
+        if process is None or not steps.lives(here, name):
+            told.append(f"{name} died")
+        elif supervisor.stopped(supervisor.Process(name, *process)):
+            told.append(f"{name} is stopped (SIGSTOP, or a debugger)")
+    return ", ".join(told)
+
+
+def _own_devices(here: Here) -> str:
+    """Which of this node's devices takes no data; empty if all do."""
+    within_s = here.config.deadlines.start / 2
     for target in here.plan.targets if here.serves else ():
-        if wrong := aside.tried(lambda home=target.home: _write(Path(home)), within_s=_WRITE_S):  # type: ignore[misc]
-            trouble.append(f"{target.home} takes no data ({wrong})")
-            break  # the next may take as long
-    return "; ".join(trouble)
+        if wrong := aside.tried(partial(_write, Path(target.home)), within_s=within_s):
+            return f"{target.home} takes no data ({wrong})"
+    return ""
 
 
 def _write(home: Path) -> None:
@@ -73,49 +78,61 @@ def _write(home: Path) -> None:
 
 def combine(point: str) -> dict[str, Combine]:
     """The leader's part of the meetings of `see_that_it_answers`, for the mount `point`."""
+    trouble: dict[str, str] = {}
     wrong: dict[str, str] = {}
 
     def gather(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        wrong.update({node: report["wrong"] for node, report in reports.items() if report["wrong"]})
-        return {"wrong": bool(wrong)}
+        for found, what in ((trouble, "trouble"), (wrong, "wrong")):
+            found.update({node: report[what] for node, report in reports.items() if report[what]})
+        return {"wrong": bool(trouble or wrong)}
 
     def judge(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        own = {node: report["own"] for node, report in reports.items() if report["own"]}
-        raise _verdict(point, wrong, own, len(reports))
+        raise _verdict(point, trouble, wrong, reports)
 
     return {"mounted": gather, "probed": gather, "judged": judge}
 
 
-def _verdict(point: str, wrong: dict[str, str], own: dict[str, str], count: int) -> PeerError:
-    """Who is at fault: `wrong` is what nodes saw of the file system, `own` what of themselves; of `count` nodes."""
-    where = fold_nodes(list(wrong))
-    if own:
-        told = "; ".join(f"{node}: {text}" for node, text in own.items())
-        return PeerError(f"{told}: {point} does not answer on {where}", tuple(own))
-    node, text = next(iter(wrong.items()))
-    if count == 1 or len(wrong) < count:
-        also = f" (and on {fold_nodes(list(wrong)[1:])})" if len(wrong) > 1 else ""
-        return PeerError(
-            f"{node}: {point} does not answer ({text}){also}; see the services' logs", tuple(wrong)
-        )
+def _verdict(
+    point: str, trouble: dict[str, str], wrong: dict[str, str], own: dict[str, dict[str, str]]
+) -> PeerError:
+    """Who is at fault: `trouble` nodes had with mounting, `wrong` is what they saw then, and `own` what of themselves.
+
+    A device may only be slow, so it counts where all servers are well. Who cannot mount, or gets no answer, is blamed
+    for that alone where that is not most: of a node that nobody reaches, it is the others that get no answer.
+    """
+    no_answer = {**wrong, **trouble}
+    where, count = fold_nodes([node for node in own if node in no_answer]), len(own)
+    for kind in ("servers", "devices"):
+        guilty = {node: told[kind] for node, told in own.items() if told[kind]}
+        if guilty:
+            told = "; ".join(f"{node}: {text}" for node, text in guilty.items())
+            return PeerError(f"{told}: {point} does not answer on {where}", tuple(guilty))
+    for blamed, most in ((trouble, count), (no_answer, count - 1)):
+        if blamed and (count == 1 or 2 * len(blamed) <= most):
+            node, text = next(iter(blamed.items()))
+            also = f" (and on {fold_nodes(list(blamed)[1:])})" if len(blamed) > 1 else ""
+            return PeerError(
+                f"{node}: {point} does not answer ({text}){also}; see the services' logs", tuple(blamed)
+            )
+    text = next(iter(no_answer.values()))
     return PeerError(
-        f"{point} answers on none of {where} ({text}), and nothing is known to be wrong with any of them; see the "
-        "services' logs"
+        f"{point} does not answer on {where} ({text}), and nothing is known to be wrong with any of its {count} nodes; "
+        "see the services' logs"
     )
 
 
-def see_that_it_answers(here: Here, team: Team, meeting: str, wrong: str) -> None:
-    """Come to `meeting` with what is `wrong` with the file system on this node, if anything is.
+def see_that_it_answers(here: Here, team: Team, meeting: str, *, trouble: str, wrong: str) -> None:
+    """Come to `meeting` with the `trouble` of mounting here, or what is `wrong` since, if anything is.
 
     If it is anywhere, every node looks at its own servers and devices, and the leader judges. Raises NodeError where
     that is this node's fault, PeerError elsewhere.
     """
     deadlines = here.config.deadlines
     # Another's deadline may have begun later, and who is silent then is to be known.
-    others_s = 2 * deadlines.start + deadlines.silence + _NOTICED_S
-    if steps.meet(here, team, meeting, others_s, wrong=wrong)["wrong"]:
+    others_s = 4 * deadlines.start + deadlines.silence + _NOTICED_S
+    if steps.meet(here, team, meeting, others_s, trouble=trouble, wrong=wrong)["wrong"]:
         try:
-            steps.meet(here, team, "judged", others_s, own=own_trouble(here))
+            steps.meet(here, team, "judged", others_s, servers=_own_servers(here), devices=_own_devices(here))
         except PeerError as error:
             if here.node in error.nodes and not error.user_fault:
                 raise NodeError(str(error)) from error

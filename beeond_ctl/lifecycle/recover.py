@@ -202,7 +202,8 @@ def _restart(here: Here, team: Team) -> None:
     )
     steps.agree_on_ports(here, team, free, here.state.names)
     steps.start_services(here, team)
-    steps.mount_and_settle(here, team, fresh=False)
+    if trouble := steps.mount_and_settle(here, team, fresh=False):
+        raise NodeError(trouble)
     here.enter("staging-out")
 
 

@@ -118,25 +118,38 @@ def _start_last(here: Here, team: Team, services: Sequence[Service]) -> None:
         start(here, services, check=team.check)
 
 
-def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> None:
-    """Mount, and see that the file system is fit for use and laid out as it was asked for.
+def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> str:
+    """Mount, and see that the file system is fit for use and laid out as it was asked for; what was wrong here.
 
-    Which comes first is the file system's matter. `fresh` is one that is not laid out yet. Raises NodeError, PeerError.
+    Which comes first is the file system's matter. `fresh` is one that is not laid out yet. Whose fault it is when
+    something goes wrong is not known: it may be for want of another node's server. Raises PeerError.
     """
     if here.backend.mounts_early(here.plan):
-        mount(here)
-        _settle(here, team, fresh=fresh)
-    else:
-        _settle(here, team, fresh=fresh)
-        mount(here)
+        trouble = _told(partial(mount, here))
+        return _settle(here, team, fresh=fresh) or trouble
+    return _settle(here, team, fresh=fresh) or _told(partial(mount, here))
 
 
-def _settle(here: Here, team: Team, *, fresh: bool) -> None:
-    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`."""
+def _told(action: Callable[[], None]) -> str:
+    """What was wrong, if `action` raises NodeError."""
+    try:
+        action()
+    except NodeError as error:
+        return one_line(error)
+    return ""
+
+
+def _settle(here: Here, team: Team, *, fresh: bool) -> str:
+    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`.
+
+    Returns what was wrong on the leader.
+    """
     if not here.backend.MANAGED:
-        return
-    deadline_s, missing = here.config.deadlines.start, {}
-    if here.leads:
+        return ""
+    deadline_s, missing, trouble = here.config.deadlines.start, {}, ""
+
+    def see() -> None:
+        nonlocal missing
         questions = here.backend.usable(here.plan, here.keys)
         early = here.backend.arranges_early(here.plan)
         if fresh and early:
@@ -145,8 +158,12 @@ def _settle(here: Here, team: Team, *, fresh: bool) -> None:
         if fresh and not early and not missing:
             _arrange(here)  # which may begin a resynchronisation
             missing = _wait_for_members(here, team, questions, "becoming whole")
+
+    if here.leads:
+        trouble = _told(see)
     late_s = here.config.deadlines.silence  # the leader asks until its deadline
     meet(here, team, "settled", 3 * deadline_s + late_s, missing=missing)
+    return trouble
 
 
 def _arrange(here: Here) -> None:

@@ -140,7 +140,7 @@ class Coordinator:
         self._phase = 0
         self._setup = ""
         self._scanned = self._scan_ok = False
-        self._missing = False
+        self._missing = self._full = False
         self._refused = self._cancelled = ""
         self._tally = _Tally()
         self._begun_s = self._moved_s = time.monotonic()
@@ -438,7 +438,11 @@ class Coordinator:
         if phase == "crowded":
             for where in self._later["crowded"]:
                 dirs, payload, count = self._from_spool(where)
-                yield _Work(0, "last", (dirs, payload), count)
+                if self._full:
+                    self._failed("no-space", "destination", [], count)
+                else:
+                    yield _Work(0, "last", (dirs, payload), count)
+            self._later["alone"].sort(key=lambda where: -where[2])  # taken from its end: the smallest first
         elif phase == "link":
             for where in self._later["links"]:
                 dirs, payload, count = self._from_spool(where)
@@ -486,7 +490,7 @@ class Coordinator:
         self._give_back(work)
         tally = self._tally
         for cause, side, name, text in answer.failures:
-            if work.big and (work.big.over() or self._is_crowded(work.big, cause, side)):
+            if work.big and (work.big.failed or work.big.crowded or self._is_crowded(work.big, cause, side)):
                 continue  # it is one entry, however many of its pieces fail
             self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
         for kind, names in answer.notes.items():
@@ -495,6 +499,8 @@ class Coordinator:
         if work.kind == "copy" and answer.crowded:
             counted += answer.crowded[0]
             self._try_later("crowded", answer.crowded[0], *answer.crowded)
+        if work.kind == "last" and 1 < work.entries == len(answer.failures) and answer.found_no_room():
+            self._full = True
         if work.kind in ("copy", "last", "link", "delete", "clean", "finish") and counted != work.entries:
             self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
         tally.bytes += answer.bytes
@@ -519,7 +525,9 @@ class Coordinator:
         big.running -= 1
         journaled = []
         if answer.failures:
-            big.failed = not big.crowded
+            big.failed = big.failed or not big.crowded
+            if _PHASES[self._phase] == "crowded" and answer.found_no_room():
+                self._give_up_larger()
         elif answer.again:
             big.again = answer.again
         elif work.kind == "make":
@@ -549,6 +557,14 @@ class Coordinator:
                 "no-space", "destination", [f"what was to be tried again ({error.strerror})"], entries
             )
 
+    def _give_up_larger(self) -> None:
+        """After a file in pieces that had no room though all else is done: those that are left are no smaller."""
+        for where in self._later["alone"]:
+            _, payload, _ = self._from_spool(where)
+            self._bigs -= 1
+            self._failed("no-space", "destination", [_entry(payload)], 1)
+        self._later["alone"].clear()
+
     def _end_big(self, big: _Big) -> None:
         """Conclude a file that failed, or changed, when none of its pieces is under way any more."""
         if big.running or not big.over():
@@ -564,7 +580,7 @@ class Coordinator:
             return
         self._bigs -= 1
         if big.again and not big.failed:
-            self._failed("changed", "source", [_name(wire.loads(big.again[2])["entry"][0])], 1)
+            self._failed("changed", "source", [_entry(big.again[2])], 1)
 
     def _died(self, work: _Work, words: str) -> None:
         work.deaths += 1
@@ -777,6 +793,12 @@ class _Answer:
         deleted, names = data.get("deleted", (0, []))
         self.deleted = (_count(deleted), [_name(name) for name in _list(names, 100)])
 
+    def found_no_room(self) -> bool:
+        """Whether all that failed did so for want of room."""
+        return bool(self.failures) and all(
+            cause in NO_ROOM and side == "destination" for cause, side, _, _ in self.failures
+        )
+
 
 def _nameless(directory: Path) -> IO[bytes]:
     """A file that is gone when it is closed (as tempfile makes them, whose import takes longer than all this)."""
@@ -816,6 +838,14 @@ def _big_one(value: object) -> tuple[int, int, str]:
     _text(description["dir"])
     _text(description["entry"][0])
     return count, _count(size), payload
+
+
+def _entry(payload: str) -> str:
+    """The name of a big file, as its description has it."""
+    try:
+        return _name(wire.loads(payload)["entry"][0])
+    except (LookupError, TypeError, wire.ProtocolError):
+        return "?"
 
 
 def _line(value: object) -> str:

@@ -698,7 +698,8 @@ def _main() -> None:
     root = os.fstat(tree.root.fd)
     fresh = (made or config["root_made"]) and not flushed.root_made
     if config["all_or_nothing"] and not fresh:
-        fresh = not os.listdir(destination)
+        with os.scandir(destination) as names:
+            fresh = next(names, None) is None
     setup = {
         "source": source,
         "destination": destination,

@@ -121,7 +121,7 @@ class Tree:
     def _prepare(self, found: Dir) -> None:
         info = os.fstat(found.fd)
         found.device = info.st_dev
-        if not found.made and info.st_uid == _EUID and info.st_mode & 0o700 != 0o700:
+        if info.st_uid == _EUID and info.st_mode & 0o700 != 0o700:  # not one of ours
             os.fchmod(found.fd, stat.S_IMODE(info.st_mode) | 0o700)
         try:
             found.default_acl = _DEFAULT_ACL in os.listxattr(found.fd)

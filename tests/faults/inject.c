@@ -4,7 +4,7 @@
  * alone. ERRNO 0 kills, -1 freezes, -2 lets a write succeed with a wrong byte in it. With FAULT_STICKY the call fails
  * from then on. With FAULT_NO_KINDS listings do not tell what is a directory, as on some file systems; with
  * FAULT_NO_NAMELESS there are no files without a name; with FAULT_NO_EMPTY_PATH such a file gets one only by its path in
- * /proc, as before Linux 6.10.
+ * /proc, as before Linux 6.10. With FAULT_ONCE=PATH it comes once, whichever process is the first: that one makes PATH.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -44,6 +44,13 @@ static int due(const char *call)
 	long now = __sync_sub_and_fetch(&countdown, 1);
 	if (now != 0 && !(sticky && now < 0))
 		return 0;
+	const char *once = getenv("FAULT_ONCE");
+	if (once) {
+		int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, "open");
+		int made = real(once, O_CREAT | O_EXCL | O_WRONLY, 0600);
+		if (made < 0)
+			return 0;
+	}
 	if (wanted_errno == -2)
 		return 2;
 	if (wanted_errno < 0)

@@ -16,7 +16,6 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
     test_a_prolog_killed_in_any_phase_is_cleaned_up_after,
     test_a_server_killed_during_the_job_loses_nothing,
     test_a_server_that_dies_while_data_is_staged_out_proves_nothing,
-    test_a_server_that_hangs_while_the_file_system_comes_up_drains_its_node_alone,
     test_a_whole_device_keeps_what_is_owed_over_a_reboot_and_is_empty_afterwards,
     test_an_epilog_killed_in_any_phase_loses_nothing,
     test_cancelling_during_stage_in_ends_it_and_leaves_clean_nodes,

@@ -37,7 +37,6 @@ def test_a_configuration_survives_being_stored_with_an_instance() -> None:
         ("[storage]\nsize = 3", ["storage.size"]),
         ("[mount]\nroot = '/mnt/../etc'", ["mount.root", ".."]),
         ("[slurm]\nlists = '/scratch/lists'", ["slurm.lists", "%u"]),
-        ("[slurm]\nlists = '/scratch/%u/lists'", ["slurm.lists", "look_as_user"]),
         ("[slurm]\nlists = '/scratch/%u/%j'", ["slurm.lists", "%u"]),
         ("[mount]\nchoices = ['/mnt/beeond']", ["/mnt/beeond", "lies in"]),
         ("[mount]\nchoices = ['/mnt/beeond/x']", ["/mnt/beeond/x", "lies in"]),

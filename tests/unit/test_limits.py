@@ -89,13 +89,13 @@ def test_more_than_all_nodes_have_is_refused(tmp_path: Path, program: str) -> No
     )
 
 
-def test_where_lists_are_made_stands_in_the_limits() -> None:
+def test_lists_are_made_only_where_sources_are_looked_at_as_their_users() -> None:
     lists = 'lists = "/scratch/%u/.beeond"\n'
     assert (
         "lists /scratch/%u/.beeond"
         in make_limits(parse(f"[slurm]\nlook_as_user = true\n{lists}")).splitlines()
     )
-    assert "lists" not in make_limits(parse("[slurm]\nlook_as_user = true\n"))
+    assert "lists" not in make_limits(parse(f"[slurm]\n{lists}"))
 
 
 def test_what_the_hooks_need_to_know_stands_in_the_limits_too() -> None:

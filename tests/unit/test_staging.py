@@ -1006,6 +1006,46 @@ def test_a_file_whose_piece_is_lost_after_another_one_settled_it_is_neither_forg
         assert (summary.proved, summary.failed) == (False, 1)
 
 
+@pytest.mark.parametrize(("cause", "copied"), [("io-error", 0), ("no-space", 1)])
+def test_a_file_that_changed_and_then_fails_is_neither_forgotten_nor_proved(
+    area: Path, copier: Copier, cause: str, copied: int
+) -> None:
+    holey(area / "source" / "big")
+    first = coordinator(area, "n1", "n2")
+    work = take_until(first, "n1", copier, "piece", 0)
+    other = next_work(first, "n2")["work"]
+    os.utime(area / "source" / "big", ns=(1, 10**18))
+    first.report("n1", copier.run(work))
+    failure = {**BROKEN, "failures": [[cause, "destination", "big", "-"]]}
+    first.report("n2", {"id": other["id"], "attempt": other["attempt"], **failure})
+    first.node_lost("n2")
+    summary = finish(first, "n1")
+    assert (summary.proved, summary.copied, summary.failed) == (bool(copied), copied, 1 - copied)
+    if copied:
+        assert_copied(area, summary)
+    assert trees.leftovers(bytes(area / "target")) == []
+
+
+@pytest.mark.root
+def test_a_full_destination_is_not_filled_again_for_each_file(area: Path) -> None:
+    (area / "source").mkdir()
+    for number in range(6):
+        with (area / "source" / f"big{number}").open("wb") as file:
+            file.truncate((3 + (number > 2)) * PIECE)
+            for piece in range(3):
+                file.seek(piece * PIECE)
+                file.write(os.urandom(4 << 20))
+    (area / "target").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "none", area / "target"], check=True)
+    try:
+        summary = stage(area / "source", area / "target", area=area)
+    finally:
+        subprocess.run(["umount", area / "target"], check=True)
+    assert (summary.copied, summary.failed, only_cause(summary)) == (2, 4, "no-space")
+    # At most: what is there, what had no room beside others, and one that had none alone.
+    assert summary.bytes <= (2 + 6 + 1) * 4 * PIECE
+
+
 def test_a_journal_that_cannot_be_ended_is_a_note_and_holds_no_device(
     area: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
