@@ -489,6 +489,33 @@ def test_a_node_cut_off_while_the_file_system_comes_up_is_named_and_left_clean(s
     cluster.wait_clean(before, timeout_s=10)
 
 
+def test_a_leader_that_hears_none_of_the_others_drains_itself_and_nobody_else(site: Site) -> None:
+    """As when its network is down while Slurm, on another one, still reaches it."""
+    cluster = site.cluster
+    before = cluster.snapshots()
+    others = ("n2", "n3")
+    with paused(cluster, "n1", "prolog", "mounting"):
+        job = cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", site.option)
+        wait_for(partial(exists, cluster, PAUSED, "n1"), 30)
+        for node in others:
+            cluster.freeze(node, "beeond-ctl prolog")
+        try:
+            cluster.run("n1", ["rm", PAUSED])
+            wait_for(partial(says, cluster, "n1", "hears none of the other nodes"), 40)
+        finally:
+            for node in others:
+                cluster.thaw(node, "beeond-ctl prolog")
+    cluster.run("ctl", ["scancel", str(job)])
+    for node in NODES:
+        wait_for(partial(settled, cluster, node), 90)
+    for node in others:
+        assert "DRAIN" not in cluster.node_state(node).flags, cluster.node_state(node).reason
+    assert not exists(cluster, "/global/alice/ran")
+    cluster.resume("n1")
+    cluster.wait_idle()
+    cluster.wait_clean(before)
+
+
 def test_a_server_that_hangs_while_the_file_system_comes_up_drains_its_node_alone(site: Site) -> None:
     """The others' probes hang as well: each of them might blame itself, or whoever else is in the file system."""
     cluster = site.cluster

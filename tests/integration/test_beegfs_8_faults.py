@@ -10,6 +10,7 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
     test_a_job_at_its_time_limit_is_staged_out,
     test_a_job_cancelled_while_its_file_system_comes_up_leaves_nothing,
     test_a_job_that_is_requeued_is_staged_out_and_begins_again,
+    test_a_leader_that_hears_none_of_the_others_drains_itself_and_nobody_else,
     test_a_node_cut_off_before_the_epilog_keeps_all_data,
     test_a_node_cut_off_while_the_file_system_comes_up_is_named_and_left_clean,
     test_a_node_whose_device_is_unusable_is_drained_with_the_reason_and_no_other,
@@ -20,6 +21,7 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
     test_an_epilog_killed_in_any_phase_loses_nothing,
     test_cancelling_during_stage_in_ends_it_and_leaves_clean_nodes,
     test_kept_data_survives_a_reboot_and_can_be_discarded,
+    test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover,
 )
 from tests.integration.test_beegfs_faults import (  # noqa: F401 - they are to run here
     furnished,

@@ -12,6 +12,7 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
     test_a_cancelled_job_is_staged_out,
     test_a_job_at_its_time_limit_is_staged_out,
     test_a_job_that_is_requeued_is_staged_out_and_begins_again,
+    test_a_leader_that_hears_none_of_the_others_drains_itself_and_nobody_else,
     test_a_node_cut_off_before_the_epilog_keeps_all_data,
     test_a_node_cut_off_while_the_file_system_comes_up_is_named_and_left_clean,
     test_a_node_whose_device_is_unusable_is_drained_with_the_reason_and_no_other,
