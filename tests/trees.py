@@ -11,9 +11,9 @@ printf 'bytes' > "$(printf 'caf\351-\377')"
 printf 'plain' > 'with space/deep/file'
 printf ':%%,\\' > 'co:lon,comma%j\back'
 : > zero
-truncate -s 1G sparse
+truncate -s 300M sparse
 printf 'head' | dd of=sparse conv=notrunc status=none
-printf 'middle' | dd of=sparse conv=notrunc status=none bs=1 seek=536870912
+printf 'middle' | dd of=sparse conv=notrunc status=none bs=1 seek=157286400
 printf 'linked' > links/a; ln links/a links/b; ln links/a 'with space/c'
 ln -s ../zero links/inside; ln -s /etc/hostname links/outside; ln -s nowhere links/dangling
 setfattr -n user.beeond -v value zero
