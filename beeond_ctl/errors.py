@@ -6,6 +6,7 @@
     │   └── ConfigError        the site's configuration is malformed
     ├── UserError              a mistake of the job's user, found on a node: fails the job, drains nothing
     ├── NodeError              a fault of a node: fails the Prolog or Epilog there, and only there
+    │   └── EndedError         this process was told to end (SIGTERM, SIGINT)
     ├── PeerError              another node failed or did not come; this one is innocent
     ├── JobGoneError           the job was cancelled or requeued while we worked for it
     └── RetainedError          the data was kept because it is not proved to be on global storage
@@ -42,6 +43,10 @@ class UserError(BeeondError):
 
 class NodeError(BeeondError):
     """A fault of this node (a dead device, a daemon that will not start)."""
+
+
+class EndedError(NodeError):
+    """This process was told to end, and has to roll back."""
 
 
 class PeerError(BeeondError):

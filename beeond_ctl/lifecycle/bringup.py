@@ -112,7 +112,8 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
             storage.set_names(here.plan, here.state.names)
         stage.check_destinations(here)
         steps.start_services(here, team)
-        trouble = steps.mount_and_settle(here, team)
+        with fault.unless_another_fell_silent(here, team):
+            trouble = steps.mount_and_settle(here, team)
         fault.see_that_all_lives(here, fault.servers(here))
         _probe(here, team, trouble)
         if here.request.stage_in:
@@ -193,6 +194,9 @@ def _probe(here: Here, team: Team, trouble: str) -> None:
     before = plan.nodes[plan.node_index[here.node] - 1]
 
     own_servers = fault.servers(here)
+    missed = ""  # a client that ends does so for want of some server
+    if here.backend.mount(plan, here.node, here.keys).service is not None:
+        missed, trouble = trouble, ""
 
     def check() -> None:
         fault.see_that_all_lives(here, own_servers)
@@ -205,7 +209,9 @@ def _probe(here: Here, team: Team, trouble: str) -> None:
 
     for meeting, action in (("mounted", partial(probe.write, point, here.node)), ("probed", read)):
         with here.events.timed("probe"):
-            wrong = "" if trouble else tried(action, within_s=deadline_s, check=check)
+            wrong = missed
+            if not (missed or trouble):
+                wrong = tried(action, within_s=deadline_s, check=check)
             fault.see_that_all_lives(here, own_servers)
             try:
                 fault.see_that_all_lives(here)

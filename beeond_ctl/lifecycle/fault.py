@@ -107,13 +107,13 @@ def _verdict(
         if guilty:
             told = "; ".join(f"{node}: {text}" for node, text in guilty.items())
             return PeerError(f"{told}: {point} does not answer on {where}", tuple(guilty))
-    for blamed, most in ((trouble, count), (no_answer, count - 1)):
+    for blamed, most, what in (
+        (trouble, count, "could not be mounted"), (no_answer, count - 1, "does not answer")
+    ):  # fmt: skip
         if blamed and (count == 1 or 2 * len(blamed) <= most):
             node, text = next(iter(blamed.items()))
             also = f" (and on {fold_nodes(list(blamed)[1:])})" if len(blamed) > 1 else ""
-            return PeerError(
-                f"{node}: {point} does not answer ({text}){also}; see the services' logs", tuple(blamed)
-            )
+            return PeerError(f"{node}: {point} {what} ({text}){also}; see the services' logs", tuple(blamed))
     text = next(iter(no_answer.values()))
     return PeerError(
         f"{point} does not answer on {where} ({text}), and nothing is known to be wrong with any of its {count} nodes; "

@@ -13,7 +13,7 @@ from beeond_ctl import config as configuration
 from beeond_ctl import events, slurm
 from beeond_ctl import state as states
 from beeond_ctl.aside import tried
-from beeond_ctl.errors import ConfigError, NodeError, one_line
+from beeond_ctl.errors import ConfigError, EndedError, NodeError, one_line
 from beeond_ctl.events import EventLog
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def interruptible() -> Iterator[None]:
     """Make SIGTERM and SIGINT an error like any other, so that the node is rolled back and the others are told."""
 
     def stop(number: int, _: object) -> None:
-        raise NodeError(f"ended by {signal.Signals(number).name}; was PrologEpilogTimeout reached?")
+        raise EndedError(f"ended by {signal.Signals(number).name}; was PrologEpilogTimeout reached?")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

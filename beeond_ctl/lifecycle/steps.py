@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import hints, mounts, storage, supervisor
-from beeond_ctl.errors import BeeondError, NodeError, PeerError, one_line
+from beeond_ctl.errors import BeeondError, EndedError, NodeError, PeerError, one_line
 from beeond_ctl.lifecycle import claims
 from beeond_ctl.lifecycle.team import open_team
 from beeond_ctl.plan import port_blocks
@@ -119,37 +119,35 @@ def _start_last(here: Here, team: Team, services: Sequence[Service]) -> None:
 
 
 def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> str:
-    """Mount, and see that the file system is fit for use and laid out as it was asked for; what was wrong here.
+    """Mount, and see that the file system is fit for use and laid out as it was asked for.
 
-    Which comes first is the file system's matter. `fresh` is one that is not laid out yet. Whose fault it is when
-    something goes wrong is not known: it may be for want of another node's server. Raises PeerError.
+    Returns what was wrong with the mount; whose fault that is, is not known here. Which comes first is the file
+    system's matter. `fresh` is one that is not laid out yet. Raises NodeError on the leader, PeerError.
     """
     if here.backend.mounts_early(here.plan):
-        trouble = _told(partial(mount, here))
-        return _settle(here, team, fresh=fresh) or trouble
-    return _settle(here, team, fresh=fresh) or _told(partial(mount, here))
+        trouble = _mounted(here)
+        _settle(here, team, fresh=fresh)
+        return trouble
+    _settle(here, team, fresh=fresh)
+    return _mounted(here)
 
 
-def _told(action: Callable[[], None]) -> str:
-    """What was wrong, if `action` raises NodeError."""
+def _mounted(here: Here) -> str:
     try:
-        action()
+        mount(here)
+    except EndedError:
+        raise
     except NodeError as error:
         return one_line(error)
     return ""
 
 
-def _settle(here: Here, team: Team, *, fresh: bool) -> str:
-    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`.
-
-    Returns what was wrong on the leader.
-    """
+def _settle(here: Here, team: Team, *, fresh: bool) -> None:
+    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`."""
     if not here.backend.MANAGED:
-        return ""
-    deadline_s, missing, trouble = here.config.deadlines.start, {}, ""
-
-    def see() -> None:
-        nonlocal missing
+        return
+    deadline_s, missing = here.config.deadlines.start, {}
+    if here.leads:
         questions = here.backend.usable(here.plan, here.keys)
         early = here.backend.arranges_early(here.plan)
         if fresh and early:
@@ -158,12 +156,8 @@ def _settle(here: Here, team: Team, *, fresh: bool) -> str:
         if fresh and not early and not missing:
             _arrange(here)  # which may begin a resynchronisation
             missing = _wait_for_members(here, team, questions, "becoming whole")
-
-    if here.leads:
-        trouble = _told(see)
     late_s = here.config.deadlines.silence  # the leader asks until its deadline
     meet(here, team, "settled", 3 * deadline_s + late_s, missing=missing)
-    return trouble
 
 
 def _arrange(here: Here) -> None:

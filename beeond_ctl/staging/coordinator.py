@@ -39,6 +39,8 @@ _AHEAD: Final = 64
 """Batches among which one is looked for whose directory nobody else copies in."""
 _DEATHS: Final = 2
 _TRIES: Final = 3
+_VAIN: Final = 8
+"""After so many works in a row that found no room a second time, the destination is full."""
 _SYNC_EVERY_S: Final = 5.0
 _PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locked", "end")
 _HEX: Final = re.compile(r"[0-9a-f]{0,32}")
@@ -140,7 +142,9 @@ class Coordinator:
         self._phase = 0
         self._setup = ""
         self._scanned = self._scan_ok = False
-        self._missing = self._full = False
+        self._missing = False
+        self._vain = self._vain_bigs = 0
+        """How many works in a row have found no room although all else was done."""
         self._refused = self._cancelled = ""
         self._tally = _Tally()
         self._begun_s = self._moved_s = time.monotonic()
@@ -349,6 +353,20 @@ class Coordinator:
         self._spool.write(data)
         self._later[kind].append((at, len(data), count))
 
+    def _set_aside(
+        self, kind: str, only: Sequence[tuple[int, int, int]] | None = None
+    ) -> Iterator[tuple[str, str, int]]:
+        """What was put aside, or `only` some of it. What cannot be read again has failed."""
+        for where in self._later[kind].copy() if only is None else only:
+            try:
+                found = self._from_spool(where)
+            except OSError as error:
+                count = 1 if kind == "alone" else max(1, where[2])
+                told = f"what was put aside beside the journal ({error.strerror})"
+                self._failed("io-error", "destination", [told], count)
+                continue
+            yield found
+
     def _from_spool(self, where: tuple[int, int, int]) -> tuple[str, str, int]:
         at, length, count = where
         self._spool.seek(at)
@@ -407,8 +425,8 @@ class Coordinator:
             if self._outstanding or not self._scanned or _PHASES[self._phase] == "end":
                 return None
             if _PHASES[self._phase] == "crowded" and self._later["alone"]:
-                dirs, payload, count = self._from_spool(self._later["alone"].pop())
-                self._add_big(count, 0, dirs, payload, 2)
+                for dirs, payload, count in self._set_aside("alone", [self._later["alone"].pop()]):
+                    self._add_big(count, 0, dirs, payload, 2)
                 continue
             self._phase += 1
             self._upcoming = self._works(_PHASES[self._phase])
@@ -436,16 +454,14 @@ class Coordinator:
 
     def _works(self, phase: str) -> Iterator[_Work]:
         if phase == "crowded":
-            for where in self._later["crowded"]:
-                dirs, payload, count = self._from_spool(where)
-                if self._full:
+            for dirs, payload, count in self._set_aside("crowded"):
+                if self._vain >= _VAIN:
                     self._failed("no-space", "destination", [], count)
                 else:
                     yield _Work(0, "last", (dirs, payload), count)
             self._later["alone"].sort(key=lambda where: -where[2])  # taken from its end: the smallest first
         elif phase == "link":
-            for where in self._later["links"]:
-                dirs, payload, count = self._from_spool(where)
+            for dirs, payload, count in self._set_aside("links"):
                 yield _Work(0, "link", (dirs, payload), count, dirs)
         elif phase == "delete" and "delete" in self.job.flags and self._scan_ok and not self._tally.failed:
             yield from self._directories("delete", "dirs", "locked")
@@ -459,8 +475,7 @@ class Coordinator:
 
     def _directories(self, kind: str, *which: str) -> Iterator[_Work]:
         for name in which:
-            for where in self._later[name]:
-                dirs, _, count = self._from_spool(where)
+            for dirs, _, count in self._set_aside(name):
                 yield _Work(0, kind, (dirs,), count)
 
     # --- taking in ----------------------------------------------------------------------------------------
@@ -489,18 +504,22 @@ class Coordinator:
     def _accept(self, work: _Work, answer: _Answer) -> None:
         self._give_back(work)
         tally = self._tally
-        for cause, side, name, text in answer.failures:
-            if work.big and (work.big.failed or work.big.crowded or self._is_crowded(work.big, cause, side)):
-                continue  # it is one entry, however many of its pieces fail
+        failures = answer.failures
+        if work.big:  # it is one entry, however many of its pieces fail
+            known = work.big.failed or work.big.crowded or self._is_crowded(work.big, answer)
+            failures = [] if known else failures[:1]
+        for cause, side, name, text in failures:
             self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
         for kind, names in answer.notes.items():
             tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
-        counted = answer.copied + answer.skipped + len(answer.failures) + len(answer.grown) - answer.uncounted
+        counted = answer.copied + answer.skipped + len(answer.failures) - answer.uncounted
+        counted += len(answer.grown) if work.kind == "copy" else 0
         if work.kind == "copy" and answer.crowded:
             counted += answer.crowded[0]
             self._try_later("crowded", answer.crowded[0], *answer.crowded)
-        if work.kind == "last" and 1 < work.entries == len(answer.failures) and answer.found_no_room():
-            self._full = True
+        if work.kind == "last":
+            in_vain = work.entries == len(answer.failures) and answer.found_no_room()
+            self._vain = self._vain + 1 if in_vain else 0
         if work.kind in ("copy", "last", "link", "delete", "clean", "finish") and counted != work.entries:
             self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
         tally.bytes += answer.bytes
@@ -527,7 +546,9 @@ class Coordinator:
         if answer.failures:
             big.failed = big.failed or not big.crowded
             if _PHASES[self._phase] == "crowded" and answer.found_no_room():
-                self._give_up_larger()
+                self._vain_bigs += 1
+                if self._vain_bigs > 1:
+                    self._give_up_larger()
         elif answer.again:
             big.again = answer.again
         elif work.kind == "make":
@@ -541,12 +562,15 @@ class Coordinator:
                 self._place(big)
         if work.kind == "place" and not big.over():
             self._bigs -= 1
+            self._vain_bigs = 0
+            if answer.copied != 1:
+                self._failed("lost", "source", [_entry(big.payload)], 1)
         self._end_big(big)
         return journaled
 
-    def _is_crowded(self, big: _Big, cause: str, side: str) -> bool:
+    def _is_crowded(self, big: _Big, answer: _Answer) -> bool:
         """Whether a failure of one of its pieces only means that it is to be tried again when all else is done."""
-        big.crowded = _PHASES[self._phase] == "copy" and side == "destination" and cause in NO_ROOM
+        big.crowded = _PHASES[self._phase] == "copy" and answer.found_no_room()
         return big.crowded
 
     def _try_later(self, kind: str, entries: int, count: int, dirs: str, payload: str) -> None:
@@ -558,9 +582,8 @@ class Coordinator:
             )
 
     def _give_up_larger(self) -> None:
-        """After a file in pieces that had no room though all else is done: those that are left are no smaller."""
-        for where in self._later["alone"]:
-            _, payload, _ = self._from_spool(where)
+        """After files in pieces that had no room though all else is done: those that are left have no fewer pieces."""
+        for _, payload, _ in self._set_aside("alone"):
             self._bigs -= 1
             self._failed("no-space", "destination", [_entry(payload)], 1)
         self._later["alone"].clear()

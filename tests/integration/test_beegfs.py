@@ -81,8 +81,14 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
         wait_for(partial(lacks, made, node, "COMPLETING"), 40)
         if "DRAIN" in made.node_state(node).flags:
             made.resume(node)
+        wait_for(partial(no_client, made, node), 20)
     left = {node: made.run(node, ["ls", "-A", "/nvme/beeond"]).stdout.split() for node in NODES}
     assert not [name for names in left.values() for name in names if name.startswith("job-")], left
+
+
+def no_client(cluster: Cluster, node: str) -> bool:
+    """Whether no stand-in of the kernel's client is left: it ends some time after it was unmounted."""
+    return not cluster.processes(node, r"programs\.py \S+ mount\.beegfs")
 
 
 def furnish(

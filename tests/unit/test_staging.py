@@ -1006,6 +1006,28 @@ def test_a_file_whose_piece_is_lost_after_another_one_settled_it_is_neither_forg
         assert (summary.proved, summary.failed) == (False, 1)
 
 
+@pytest.mark.parametrize("kind", ["links", "dirs"])
+def test_what_was_put_aside_and_cannot_be_read_again_has_failed(
+    area: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (area / "source" / "dir").mkdir(parents=True)
+    (area / "source" / "one").write_text("x")
+    os.link(area / "source" / "one", area / "source" / "two")
+    transfer = coordinator(area, "n1")
+    read = transfer._from_spool
+
+    def broken(where: tuple[int, int, int]) -> tuple[str, str, int]:
+        if where in transfer._later[kind]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(where)
+
+    monkeypatch.setattr(transfer, "_from_spool", broken)
+    summary = finish(transfer, "n1")
+    assert not summary.proved
+    assert only_cause(summary) == "io-error"
+    assert_copied(area, finish(coordinator(area, "n1"), "n1"))
+
+
 @pytest.mark.parametrize(("cause", "copied"), [("io-error", 0), ("no-space", 1)])
 def test_a_file_that_changed_and_then_fails_is_neither_forgotten_nor_proved(
     area: Path, copier: Copier, cause: str, copied: int
@@ -1042,8 +1064,8 @@ def test_a_full_destination_is_not_filled_again_for_each_file(area: Path) -> Non
     finally:
         subprocess.run(["umount", area / "target"], check=True)
     assert (summary.copied, summary.failed, only_cause(summary)) == (2, 4, "no-space")
-    # At most: what is there, what had no room beside others, and one that had none alone.
-    assert summary.bytes <= (2 + 6 + 1) * 4 * PIECE
+    # At most: what is there, what had no room beside others, and two that had none alone.
+    assert summary.bytes <= (2 + 6 + 2) * 4 * PIECE
 
 
 def test_a_journal_that_cannot_be_ended_is_a_note_and_holds_no_device(
