@@ -114,7 +114,6 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
         steps.start_services(here, team)
         with fault.unless_another_fell_silent(here, team):
             trouble = steps.mount_and_settle(here, team)
-        fault.see_that_all_lives(here, fault.servers(here))
         _probe(here, team, trouble)
         if here.request.stage_in:
             here.enter("staging-in")
@@ -192,11 +191,11 @@ def _probe(here: Here, team: Team, trouble: str) -> None:
     plan = here.plan
     point, deadline_s = Path(plan.mount_point), here.config.deadlines.start
     before = plan.nodes[plan.node_index[here.node] - 1]
-
     own_servers = fault.servers(here)
-    missed = ""  # a client that ends does so for want of some server
-    if here.backend.mount(plan, here.node, here.keys).service is not None:
-        missed, trouble = trouble, ""
+    fault.see_that_all_lives(here, own_servers)
+    missed = ""
+    if trouble and here.backend.mount(plan, here.node, here.keys).service is not None:
+        missed, trouble = trouble, ""  # a client that ends does so for want of some server
 
     def check() -> None:
         fault.see_that_all_lives(here, own_servers)

@@ -25,14 +25,9 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MARK: Final = "mark"
 
 
-def within(
-    deadline_s: float, what: str, action: Callable[[], None], *, check: Callable[[], object] = bool
-) -> None:
-    """Do `action`, which may hang in the kernel. Raises NodeError with `what` when it does, or fails.
-
-    `check`, called meanwhile, may end the waiting by raising something.
-    """
-    if wrong := tried(action, within_s=deadline_s, check=check):
+def within(deadline_s: float, what: str, action: Callable[[], None]) -> None:
+    """Do `action`, which may hang in the kernel. Raises NodeError with `what` when it does, or fails."""
+    if wrong := tried(action, within_s=deadline_s):
         raise NodeError(f"{what} ({wrong}); see the services' logs")
 
 

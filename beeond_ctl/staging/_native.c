@@ -629,7 +629,8 @@ static void write_one(struct batch *batch, const char *name, struct file *file, 
 	target = openat(batch->target, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 	if (target >= 0) {
 		if (fill(batch, source, target, file) == 0 &&
-		    give_owner(batch, target, &file->info, batch->flags & DIRECT ? mode : (mode_t)-1) == 0 && give_times(target, &file->info) == 0)
+		    give_owner(batch, target, &file->info, batch->flags & DIRECT ? mode : (mode_t)-1) == 0 &&
+		    give_times(target, &file->info) == 0)
 			done = conclude(batch, source, target, file);
 		if (close(target) < 0) /* NFS and FUSE may report a full disk only here */
 			done = -1;

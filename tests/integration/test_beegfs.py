@@ -86,9 +86,12 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not [name for names in left.values() for name in names if name.startswith("job-")], left
 
 
+CLIENT = r"programs\.py \S+ mount\.beegfs"
+
+
 def no_client(cluster: Cluster, node: str) -> bool:
     """Whether no stand-in of the kernel's client is left: it ends some time after it was unmounted."""
-    return not cluster.processes(node, r"programs\.py \S+ mount\.beegfs")
+    return not cluster.processes(node, CLIENT)
 
 
 def furnish(

@@ -28,7 +28,7 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
     working,
 )  # fmt: skip
 from tests.integration.on_cluster import exists
-from tests.integration.test_beegfs import begin, drained, events, finish, furnish, replace, seconds
+from tests.integration.test_beegfs import CLIENT, begin, drained, events, finish, furnish, replace, seconds
 from tests.standins.beegfs import programs
 from tests.testbed import TestbedError, product
 from tests.waiting import wait_for
@@ -180,7 +180,7 @@ def end_clients(cluster: Cluster) -> None:
     """As the kernel does with clients that are unmounted and cannot tell mgmtd, after a while."""
     for node in NODES:
         with suppress(TestbedError):
-            cluster.kill(node, r"programs\.py \S+ mount\.beegfs")
+            cluster.kill(node, CLIENT)
 
 
 def test_a_server_that_does_not_end_is_killed_in_time_and_its_data_kept(site: Site) -> None:

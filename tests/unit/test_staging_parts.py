@@ -19,6 +19,7 @@ from beeond_ctl.staging.journal import Journal, records
 from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.scan import Proofs, read_proofs
 from beeond_ctl.staging.transfer import Fold, Summary, show
+from tests.unit.copying import worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -293,14 +294,8 @@ def test_a_directory_that_cannot_be_synced_fails_unless_its_file_system_never_ca
 ) -> None:
     for name in ("source", "target"):
         (tmp_path / name / "dir").mkdir(parents=True)
-    inodes = [(tmp_path / name).stat().st_ino for name in ("source", "target")]
-    setup = {
-        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
-        "clock": "",
-        "durable": True, "inodes": inodes, "source": str(tmp_path / "source"), "destination": str(tmp_path / "target"),
-    }  # fmt: skip
-    worker = copier.Copier(setup)
-    worker.sync.how = copier._Sync.EACH
+    made = worker(tmp_path, durable=True)
+    made.sync.how = copier._Sync.EACH
     synced = []
 
     def refuse(fd: int) -> None:
@@ -310,7 +305,7 @@ def test_a_directory_that_cannot_be_synced_fails_unless_its_file_system_never_ca
 
     monkeypatch.setattr(os, "fsync", refuse)
     result = copier._Result()
-    worker.finish(["", "dir"], result)
+    made.finish(["", "dir"], result)
     assert {os.path.basename(path) for path in synced} == {"target", "dir"}
     harmless = code in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP)
     assert result.skipped == (2 if harmless else 1)

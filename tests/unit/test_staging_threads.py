@@ -22,6 +22,7 @@ from beeond_ctl.staging import child, coordinator, copier, spawn, tree, wire
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.transfer import Job
+from tests.unit.copying import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,18 +32,6 @@ BEEOND_CTL = Path(sys.executable).with_name("beeond-ctl")
 
 def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True)
-
-
-def worker(area: Path, **more: Any) -> copier.Copier:
-    for name in ("source", "target"):
-        (area / name).mkdir(exist_ok=True)
-    inodes = [(area / name).stat().st_ino for name in ("source", "target")]
-    setup = {
-        "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
-        "clock": "",
-        "durable": False, "inodes": inodes, "source": str(area / "source"), "destination": str(area / "target"),
-    }  # fmt: skip
-    return copier.Copier({**setup, **more})
 
 
 @pytest.mark.parametrize("native", [True, False])
