@@ -1,7 +1,4 @@
-"""Staging under faults: whatever fails, wherever it is killed, nothing is lost, half-written or reported wrongly.
-
-`BEEOND_FAULT_RUNS` sets how many seeded runs each of the random tests makes.
-"""
+"""Staging under faults: whatever fails, wherever it is killed, nothing is lost, half-written or reported wrongly."""
 
 from __future__ import annotations
 
@@ -20,22 +17,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from beeond_ctl.staging import _native, spawn
+from beeond_ctl.staging import _native
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.transfer import Job, Summary
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
+from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-RUNS = int(os.environ.get("BEEOND_FAULT_RUNS", "30"))
-CALLS = (
-    *("open", "read", "write", "sync", "rename", "mkdir", "link", "symlink", "readlink", "unlink"),
-    *("chmod", "chown", "utime", "stat", "xattr", "truncate", "seek", "close"),
-)
 # By Python alone; by the compiled part, with files that have no name until they are proved, where Linux is older, and
 # where there is no such thing; and there into a place that is removed as a whole if not all is proved.
 WAYS = (
@@ -46,27 +39,6 @@ WAYS = (
     {"BEEOND_CTL_NATIVE": "1", "FAULT_NO_NAMELESS": "1", "ALL_OR_NOTHING": "1"},
 )
 RESUMABLE = WAYS[:-1]
-ERRNOS = (0, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ESTALE)
-
-
-@pytest.fixture(scope="session")
-def injector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
-    library = tmp_path_factory.mktemp("inject") / "inject.so"
-    source = Path(__file__).with_name("inject.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
-
-
-@pytest.fixture
-def area() -> Iterator[Path]:
-    """A directory in memory where there is one: these tests sync thousands of times."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"staging-faults-{os.getpid()}-{random.getrandbits(32):x}"
-    area.mkdir()
-    yield area
-    shutil.rmtree(area)
 
 
 def stage(area: Path, way: Mapping[str, str] | None = None) -> Summary:
@@ -95,20 +67,6 @@ def assert_nothing_half_done(area: Path, before: dict[bytes, bytes]) -> None:
     for name, content in target.items():
         if not os.path.basename(name).startswith(b".beeond-ctl.") and b".newer-" not in name:
             assert content in (source.get(name), before.get(name)), name
-
-
-def assert_same(area: Path) -> None:
-    source, target = os.fsencode(area / "source"), os.fsencode(area / "target")
-    assert trees.leftovers(target) == []
-    assert trees.snapshot(target) == trees.snapshot(source)
-
-
-@contextlib.contextmanager
-def children_with(**variables: str) -> Iterator[None]:
-    """Let the programs that touch files have these environment variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, **variables})
-        yield
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
