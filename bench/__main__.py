@@ -37,6 +37,7 @@ PARTS = {
     "rendezvous": ("The nodes of a large job meet, all of them on this machine", 180),
     "staging": ("Staging", 1500),
     "listed": ("Stage-in by the list that was made while the job was pending", 400),
+    "scan": ("A source whose calls wait, looked at by many nodes", 300),
     "spread": ("One large file over three nodes' mounts", 900),
 }
 """Name of the module, what it is about, and the seconds it may take."""

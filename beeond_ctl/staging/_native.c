@@ -276,10 +276,15 @@ static PyObject *py_readdir(PyObject *self, PyObject *args)
 
 enum verdict { COPY, KEPT, OTHER };
 
+/* portable.look: what the destination has under the name of an ordinary file. */
+enum there { NOTHING, IF_PROVED, THE_SAME };
+
 struct seen {
 	const char *name;
 	off_t size;
 	enum verdict verdict;
+	uint64_t mark;
+	enum there there;
 };
 
 struct question {
@@ -288,29 +293,133 @@ struct question {
 	struct mark mark;
 };
 
-/* Whether one entry is an ordinary file, and if so, whether the destination has it already. */
-static enum verdict examine(struct question *question, const char *name, off_t *size)
+/* Whether one entry is an ordinary file, whose status is put into `info`. */
+static int is_ordinary(const struct question *question, struct seen *seen, struct stat *info)
 {
-	struct stat info, there;
-	int proved;
+	if (fstatat(question->source, seen->name, info, AT_SYMLINK_NOFOLLOW) < 0)
+		return 0;
+	seen->size = info->st_size;
+	return S_ISREG(info->st_mode) && info->st_nlink == 1 && info->st_size <= SMALL;
+}
 
-	if (fstatat(question->source, name, &info, AT_SYMLINK_NOFOLLOW) < 0)
-		return OTHER;
-	*size = info.st_size;
-	if (!S_ISREG(info.st_mode) || info.st_nlink > 1 || info.st_size > SMALL)
+/* What the destination has of it; -1 if that cannot be told. */
+static int compare(const struct question *question, const char *name, const struct stat *info)
+{
+	struct stat there;
+
+	if (fstatat(question->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? NOTHING : -1;
+	if (!S_ISREG(there.st_mode) || there.st_size != info->st_size ||
+	    !same_time(ns(info->st_mtim), ns(there.st_mtim)))
+		return NOTHING;
+	return there.st_mode == info->st_mode ? THE_SAME : IF_PROVED;
+}
+
+/* Whether one entry is an ordinary file, and if so, whether the destination has it already. */
+static enum verdict examine(struct question *question, struct seen *seen)
+{
+	struct stat info;
+	int proved, there;
+
+	if (!is_ordinary(question, seen, &info))
 		return OTHER;
 	if (question->target < 0)
 		return COPY;
-	proved = question->marks && has_mark(question->marks, mark_of(&question->mark, name, &info));
+	proved = question->marks && has_mark(question->marks, mark_of(&question->mark, seen->name, &info));
 	if (!proved && !question->update)
 		return COPY;
-	if (fstatat(question->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0)
-		return errno == ENOENT ? COPY : OTHER;
-	return S_ISREG(there.st_mode) && there.st_size == info.st_size &&
-	                       same_time(ns(info.st_mtim), ns(there.st_mtim)) &&
-	                       (proved || there.st_mode == info.st_mode)
-	               ? KEPT
-	               : COPY;
+	there = compare(question, seen->name, &info);
+	if (there < 0)
+		return OTHER;
+	return there == THE_SAME || (there == IF_PROVED && proved) ? KEPT : COPY;
+}
+
+/* All that `examine` goes by. */
+static enum verdict look(struct question *question, struct seen *seen)
+{
+	struct stat info;
+	int there = NOTHING;
+
+	if (!is_ordinary(question, seen, &info))
+		return OTHER;
+	seen->mark = mark_of(&question->mark, seen->name, &info);
+	if (question->target >= 0)
+		there = compare(question, seen->name, &info);
+	if (there < 0)
+		return OTHER;
+	seen->there = (enum there)there;
+	return COPY;
+}
+
+/* Both of all names, each with a NUL behind; NULL without memory. To be freed. */
+static struct seen *each_of(struct question *question, enum verdict what(struct question *, struct seen *),
+                            const char *names, Py_ssize_t length, size_t *count)
+{
+	struct seen *seen;
+	size_t at = 0;
+
+	*count = 0;
+	for (Py_ssize_t i = 0; i < length; i++)
+		*count += !names[i];
+	seen = calloc(*count ? *count : 1, sizeof *seen);
+	if (!seen)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	for (size_t i = 0; i < *count; i++) {
+		seen[i].name = names + at;
+		seen[i].verdict = what(question, &seen[i]);
+		at += strlen(seen[i].name) + 1;
+	}
+	Py_END_ALLOW_THREADS
+	return seen;
+}
+
+static PyObject *py_look(PyObject *self, PyObject *args)
+{
+	struct question question = {0};
+	const char *names, *prefix;
+	Py_ssize_t length, prefix_length;
+	size_t count;
+	PyObject *lists[5] = {0}, *result = NULL;
+	struct seen *seen = NULL;
+	int bad = 0;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "iiy#y#:look", &question.source, &question.target, &names, &length, &prefix,
+	                      &prefix_length))
+		return NULL;
+	if (mark_init(&question.mark, prefix, (size_t)prefix_length) < 0)
+		return PyErr_NoMemory();
+	seen = each_of(&question, look, names, length, &count);
+	if (!seen) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	for (size_t i = 0; i < 5; i++)
+		bad |= !(lists[i] = PyList_New(0));
+	for (size_t i = 0; !bad && i < count; i++) {
+		int is_other = seen[i].verdict == OTHER;
+		PyObject *values[] = {
+			is_other ? NULL : PyUnicode_DecodeFSDefault(seen[i].name),
+			is_other ? NULL : PyLong_FromLongLong(seen[i].size),
+			is_other ? PyUnicode_DecodeFSDefault(seen[i].name) : NULL,
+			is_other ? NULL : PyLong_FromUnsignedLongLong(seen[i].mark),
+			is_other ? NULL : PyLong_FromLong(seen[i].there),
+		};
+		for (size_t k = 0; k < 5; k++) {
+			if (is_other == (k == 2))
+				bad |= !values[k] || PyList_Append(lists[k], values[k]) < 0;
+			Py_XDECREF(values[k]);
+		}
+	}
+	if (!bad)
+		result = Py_BuildValue("(OOOOO)", lists[0], lists[1], lists[2], lists[3], lists[4]);
+out:
+	for (size_t i = 0; i < 5; i++)
+		Py_XDECREF(lists[i]);
+	free(question.mark.text);
+	free(seen);
+	return result;
 }
 
 static PyObject *py_examine(PyObject *self, PyObject *args)
@@ -318,7 +427,7 @@ static PyObject *py_examine(PyObject *self, PyObject *args)
 	struct question question = {0};
 	const char *names, *prefix;
 	Py_ssize_t length, prefix_length;
-	size_t count = 0, at = 0, kept = 0;
+	size_t count, kept = 0;
 	PyObject *capsule, *files = NULL, *sizes = NULL, *others = NULL, *result = NULL;
 	struct seen *seen;
 
@@ -331,20 +440,13 @@ static PyObject *py_examine(PyObject *self, PyObject *args)
 		if (!question.marks)
 			return NULL;
 	}
-	for (Py_ssize_t i = 0; i < length; i++)
-		count += !names[i];
-	seen = calloc(count ? count : 1, sizeof *seen);
-	if (!seen || mark_init(&question.mark, prefix, (size_t)prefix_length) < 0) {
-		free(seen);
+	if (mark_init(&question.mark, prefix, (size_t)prefix_length) < 0)
+		return PyErr_NoMemory();
+	seen = each_of(&question, examine, names, length, &count);
+	if (!seen) {
+		free(question.mark.text);
 		return PyErr_NoMemory();
 	}
-	Py_BEGIN_ALLOW_THREADS
-	for (size_t i = 0; i < count; i++) {
-		seen[i].name = names + at;
-		seen[i].verdict = examine(&question, seen[i].name, &seen[i].size);
-		at += strlen(seen[i].name) + 1;
-	}
-	Py_END_ALLOW_THREADS
 	files = PyList_New(0);
 	sizes = PyList_New(0);
 	others = PyList_New(0);
@@ -824,6 +926,7 @@ static PyMethodDef methods[] = {
 	{"opendir", py_opendir, METH_VARARGS, "A directory to read, from a descriptor that stays the caller's."},
 	{"readdir", py_readdir, METH_VARARGS, "Some entries: names that are no directories, directories, whether that was all."},
 	{"examine", py_examine, METH_VARARGS, "What is to be done with names of one directory."},
+	{"look", py_look, METH_VARARGS, "The same for somebody else who knows what is proved."},
 	{"copy", py_copy, METH_VARARGS, "Copy ordinary files of one directory."},
 	{NULL, NULL, 0, NULL},
 };

@@ -19,6 +19,9 @@ def readdir(directory: object, limit: int) -> tuple[bytes, list[str], bool]: ...
 def examine(
     source: int, target: int, names: bytes, prefix: bytes, known: object, update: bool, /
 ) -> tuple[int, list[str], list[int], list[str]]: ...
+def look(
+    source: int, target: int, names: bytes, prefix: bytes, /
+) -> tuple[list[str], list[int], list[str], list[int], list[int]]: ...
 def copy(
     source: int,
     target: int,

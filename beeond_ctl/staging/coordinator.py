@@ -134,6 +134,8 @@ class Coordinator:
             "alone": [],
         }  # fmt: skip
         self._upcoming: Iterator[_Work] = iter(())
+        self._looked: deque[tuple[str, str]] | None = None
+        """What the scanner is to be told, once it has asked for anything."""
         self._outstanding: dict[int, _Work] = {}
         self._copying: Counter[str] = Counter()
         """How many batches of the same directories are outstanding."""
@@ -228,6 +230,7 @@ class Coordinator:
             "all_or_nothing": self.job.all_or_nothing,
             "list": self.job.listed.decode(errors="surrogateescape"),
             "outside": self.job.outside.decode(errors="surrogateescape"),
+            "nodes": len(self._nodes),
             "journal": [reader, known] if known else None,
         }
 
@@ -284,6 +287,8 @@ class Coordinator:
             elif kind in ("links", "dirs", "locked"):
                 self._tally.entries_total += int(fields[1]) if kind == "links" else 0
                 self._put_aside(kind, int(fields[1]), fields[3], fields[4])
+            elif kind == "look":
+                self._add_look(int(fields[1]), fields[3], fields[4])
             elif kind == "listed":
                 directories, files = (_count(int(field)) for field in fields[1:3])
                 self.listed = {"directories": directories, "files": files}
@@ -303,6 +308,28 @@ class Coordinator:
             self._lock.notify_all()
             limit = max(_QUEUE, _QUEUE_PER_NODE * len(self._nodes))
             self._lock.wait_for(lambda: len(self._queue) < limit or bool(self._cancelled))
+
+    def _add_look(self, number: int, dirs: str, payload: str) -> None:
+        """Put names that the scanner wants to be looked at in front: as long as there is room behind, it can go on."""
+        if self._looked is None:
+            self._looked = deque()
+            threading.Thread(
+                target=self._tell_scanner, args=(self._looked,), daemon=True, name="looked"
+            ).start()
+        self._number += 1
+        self._queue.appendleft(_Work(self._number, "look", (dirs, payload), 0, index=number))
+
+    def _tell_scanner(self, looked: deque[tuple[str, str]]) -> None:
+        """Pass on what was looked at. It is the user's process, for which nobody else may have to wait."""
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: bool(looked or self._scanned or self._cancelled))
+                if not looked or self._cancelled:
+                    return
+                number, text = looked.popleft()
+            with suppress(OSError, ValueError):  # it has ended, or is being ended
+                if self._scanner.stdin is not None:
+                    wire.send(self._scanner.stdin, "looked", number, text)
 
     def _add(self, work: _Work, size: int = 0) -> None:
         self._number += 1
@@ -530,6 +557,8 @@ class Coordinator:
             tally.verified += answer.copied if "metadata-only" not in self.job.flags else 0
         if work.kind == "delete":
             tally.deleted = tally.deleted.add(answer.deleted[0], answer.deleted[1])
+        if work.kind == "look" and self._looked is not None:
+            self._looked.append((str(work.index), answer.looked))
         records_: list[tuple[str, str]] = []
         # A further name of a file proves something only if all first names were proved, too.
         if answer.proofs and not (work.kind == "link" and tally.failed):
@@ -611,6 +640,9 @@ class Coordinator:
             self._retry(work)
             return
         self._give_back(work)
+        if work.kind == "look" and self._looked is not None:  # then the scanner does it
+            self._looked.append((str(work.index), "null"))
+            return
         self._clean = True
         if work.big:
             work.big.running -= 1
@@ -803,6 +835,7 @@ class _Answer:
             raise ValueError("digest")
         self.piece = _line(data.get("piece", ""))
         self.made = _line(data.get("made", ""))
+        self.looked = _line(data.get("looked", "null"))
         self.again: tuple[int, int, str] | None = None
         if "again" in data:
             self.again = _big_one(data["again"])

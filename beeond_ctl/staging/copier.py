@@ -3,6 +3,7 @@
 Reads lines of fields (see `wire`) from standard input and answers each but the first kind with one line of JSON:
 
     setup SETUP                            the transfer (see `scan`); before anything else, and when it changes
+    look   TAG DIRS PAYLOAD                which of these names are ordinary files, and their sizes, for the scanner
     copy   TAG DIRS PAYLOAD                entries of a batch: temporary name, data, metadata, sync, read back, rename
     last   TAG DIRS PAYLOAD                the same of entries that found no room before; now this is a failure
     make   TAG PAYLOAD                     a new temporary name for a big file, which all share; says the PAYLOAD for
@@ -64,6 +65,8 @@ _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MAX_THREADS = 32
 _PROBE = 16
 _PROBE_S, _WAITS, _SATURATED = 0.02, 3, 0.8
+_LOOKS = 16
+"""Names that one thread looks at at once."""
 _FIRST, _FEW, _MANY = 2, 2, 64
 """Entries that one thread takes on at once: until it is known whether calls wait; where they do, and others of the same
 directory wait for its lock; where they do not."""
@@ -231,6 +234,41 @@ class Copier:
         if self.threads > 1:  # that was too little to tell how many
             self.threads = _MAX_THREADS
         self.rename = dict([setup["single"]]) if setup["single"] else {}
+
+    # --- looks --------------------------------------------------------------------------------------------
+
+    def look(self, dirs: list[str], payload: list[Any], result: _Result) -> None:
+        """Say which names are ordinary files. What becomes of all others, errors too, is for the scanner to say."""
+        looked: list[tuple[list[Any], ...]] = [([], [], [], [], []) for _ in payload]
+        there = Tree(self.setup["destination"], make=False) if self.setup["again"] else None
+        lock = threading.Lock()
+
+        def parts() -> Iterator[tuple[int, str, list[str]]]:
+            for place, (index, names) in enumerate(payload):
+                for at in range(0, len(names), _LOOKS):
+                    yield place, dirs[index], names[at : at + _LOOKS]
+
+        def act(part: tuple[int, str, list[str]]) -> None:
+            place, path, names = part
+            found: tuple[list[Any], ...] = [], [], names, [], []
+            target = -1
+            if there is not None:
+                with contextlib.suppress(OSError, StagingError):
+                    target = there.open(path).fd
+            with contextlib.suppress(OSError, StagingError):
+                source = self.source.open(path).fd
+                each = b"".join(os.fsencode(name) + b"\0" for name in names)
+                found = engine.look(source, target, each, os.fsencode(f"{path}/" if path else ""))
+            with lock:
+                for whole, part_ in zip(looked[place], found, strict=True):
+                    whole.extend(part_)
+
+        try:
+            self._spread(parts(), act, _LOOKS)
+        finally:
+            if there is not None:
+                there.close()
+        result.extra["looked"] = wire.dumps(looked)
 
     # --- batches ------------------------------------------------------------------------------------------
 
@@ -1095,7 +1133,9 @@ def _unlock_below(directory: int, name: str) -> None:
 def _answer(copier: Copier, fields: list[str]) -> str:
     kind, tag = fields[0], fields[1]
     result = _Result(splits=kind == "copy", waits=kind == "copy")
-    if kind in {"copy", "last"}:
+    if kind == "look":
+        copier.look(wire.loads(fields[2]), wire.loads(fields[3]), result)
+    elif kind in {"copy", "last"}:
         copier.copy(tag, wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "make":
         copier.make(wire.loads(fields[2]), result)

@@ -74,6 +74,19 @@ def examine(
     return 0, [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
 
+def look(
+    source: int,  # noqa: ARG001
+    target: int,  # noqa: ARG001
+    names: bytes,
+    prefix: bytes,  # noqa: ARG001
+) -> tuple[list[str], list[int], list[str], list[int], list[int]]:
+    """What it takes to say elsewhere what `examine` says: names and sizes of ordinary files, the names that the caller
+    has to look at, and of the files the fingerprints and what `target` has: 0 nothing that counts, 1 a copy if it is
+    proved, 2 a copy also for `update`.
+    """
+    return [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]], [], []
+
+
 def copy(
     source: int,  # noqa: ARG001
     target: int,  # noqa: ARG001

@@ -12,6 +12,7 @@ Reads one line of JSON from standard input and writes lines of fields (see `wire
     links   ENTRIES 0     DIRS PAYLOAD    names of files that have another name in an earlier batch
     dirs    ENTRIES 0     DIRS -          directories to finish, in any order
     locked  ENTRIES 0     DIRS -          directories that let nobody pass when finished: children after parents
+    look    NUMBER  0     DIRS PAYLOAD    names for any node to look at; it is answered by a line `looked NUMBER LOOKED`
     listed  DIRS    FILES JSON            how much was taken from the list of the source, or why nothing was
     special 1       0     JSON            neither file, directory nor link: named, not copied
     failed  CAUSE   SIDE  JSON            an entry that cannot be read
@@ -21,7 +22,8 @@ Reads one line of JSON from standard input and writes lines of fields (see `wire
 PAYLOAD of a batch: `[[INDEX_IN_DIRS, [FILE...], [SYMBOLIC_LINK...]]...]`, names only; of links: `[[INDEX_IN_DIRS,
 [[NAME, FIRST]...], []]...]`, FIRST: `[DIR, ENTRY]`; of a big file: `{"dir": DIR, "entry": ENTRY, "temp":
 TEMPORARY_NAME, "have": {INDEX: CHECKSUM}, "quiet": BOOL}` (see `quiet`), ENTRY: `[NAME, SIZE, MTIME, CTIME, INODE]`.
-TEMPORARY_NAME is empty when there is no piece to go on from.
+TEMPORARY_NAME is empty when there is no piece to go on from. PAYLOAD of a look: `[[INDEX_IN_DIRS, [NAME...]]...]`;
+LOOKED has for each of these what `engine.look` says.
 """
 
 from __future__ import annotations
@@ -67,6 +69,10 @@ _KEEP = 32
 _SLOW_S, _CERTAIN_S, _THREADS = 0.0003, 0.02, 32
 """When a call waits longer than this on average, others are worth having in flight; what calls have to have waited in
 all, so that it is no accident; and how many."""
+
+_SHARE, _SHARES = _THREADS * _FEW, 2
+"""Names that a copier looks at in one go, as many as its threads take at once; and how many such works there are to be
+for each node. Where that is so, the next names are looked at here."""
 
 _WALKERS = min(4, len(os.sched_getaffinity(0))) if native else 1
 """Threads that walk where calls do not wait."""
@@ -228,6 +234,15 @@ class _Seen:
         self.rest: list[tuple[str, os.stat_result | OSError, bool]] = []
 
 
+class _Names:
+    """Some names of a directory."""
+
+    __slots__ = ("names", "path")
+
+    def __init__(self, path: str, names: list[str]) -> None:
+        self.path, self.names = path, names
+
+
 class _Scan:
     """One walk."""
 
@@ -249,11 +264,15 @@ class _Scan:
         self.rename: dict[str, str] = {}
         self.lock = threading.Condition()
         self.pending: list[str] = []
-        self.busy = self.asked = self.kept = 0
+        self.busy = self.asked = self.kept = self.sent = 0
         self.waited_s = 0.0
         self.known_waits = False
         self.threads: list[threading.Thread] = []
         self.pool: ThreadPoolExecutor | None = None
+        self.shares = _SHARES * int(config["nodes"]) if native and config["nodes"] > 1 else 0
+        self.share: list[_Names] = []
+        self.shared: dict[int, list[_Names]] = {}
+        self.left: list[_Names] = []
         self.error: BaseException | None = None
         self.begun_s = time.monotonic()
         self.list: List | None = None
@@ -295,7 +314,7 @@ class _Scan:
         self.pending = []
 
     def _walk_some(self) -> None:
-        """Take directories until none is left or to come."""
+        """Take directories, and names that came back, until none is left or to come."""
         try:
             trees = _Trees(self.source, self.destination)
         except OSError as error:
@@ -303,13 +322,19 @@ class _Scan:
             return
         while True:
             with self.lock:
-                self.lock.wait_for(lambda: bool(self.pending) or not self.busy or self.error is not None)
-                if not self.pending or self.error is not None:
+                if not self.pending:
+                    self._send_share()
+                self.lock.wait_for(self._is_settled)
+                if not (self.left or self.pending) or self.error is not None:
                     return
-                path = self.pending.pop()
+                left = self.left.pop() if self.left else None
+                path = left.path if left else self.pending.pop()
                 self.busy += 1
             try:
-                self._visit(trees, path)
+                if left:
+                    self._visit_left(trees, left)
+                else:
+                    self._visit(trees, path)
             except BaseException as error:  # noqa: BLE001 (raised again by `walk`)
                 self.error = error
             with self.lock:
@@ -317,6 +342,11 @@ class _Scan:
                 if len(self.pending) > 1 and len(self.threads) + 1 < _WALKERS:
                     self._more_threads(1)
                 self.lock.notify_all()
+
+    def _is_settled(self) -> bool:
+        """Whether there is something to do, or nothing to come."""
+        comes = self.busy or self.shared
+        return bool(self.left or self.pending) or not comes or self.error is not None
 
     def _more_threads(self, count: int) -> None:
         for _ in range(count):
@@ -353,11 +383,14 @@ class _Scan:
                 with self.lock:
                     _fail(error, "source", path or ".")
                 break
-            seen = self._look_at(source, target, prefix, names)
             with self.lock:
                 self.pending += [prefix + name for name in below if prefix + name != self.hidden]
                 if below:
                     self.lock.notify_all()
+                if listed is None and self._share_out(path, names):
+                    continue
+            seen = self._look_at(source, target, prefix, names)
+            with self.lock:
                 for part in seen:
                     self._take_in(path, prefix, part, walked=listed is None)
                 if listed is not None:
@@ -368,6 +401,88 @@ class _Scan:
                 self._say_kept()
         trees.source.trim(_KEEP)
         trees.target.trim(_KEEP)
+
+    def _visit_left(self, trees: _Trees, left: _Names) -> None:
+        """Look at names that another process had, and had nothing to say of."""
+        prefix = f"{left.path}/" if left.path else ""
+        try:
+            source = trees.source.open(left.path)
+        except (OSError, StagingError) as error:
+            with self.lock:
+                _fail(error, "source", left.path or ".")
+            return
+        target = trees.there(left.path) if self.again else None
+        seen = self._look_at(
+            source, target, prefix, b"".join(os.fsencode(name) + b"\0" for name in left.names)
+        )
+        with self.lock:
+            for part in seen:
+                self._take_in(left.path, prefix, part)
+        trees.source.trim(_KEEP)
+        trees.target.trim(_KEEP)
+
+    # --- what others look at ------------------------------------------------------------------------------
+
+    def _share_out(self, path: str, names: bytes) -> bool:
+        """Have other processes look at `names` of the directory `path`, if these have not enough to do."""
+        if not names or self.pool is None or len(self.shared) >= self.shares:
+            return False
+        self.share.append(_Names(path, os.fsdecode(names).split("\0")[:-1]))
+        if len(self.share) >= _BATCH_DIRS or sum(len(part.names) for part in self.share) >= _SHARE:
+            self._send_share()
+        return True
+
+    def _send_share(self) -> None:
+        if not self.share:
+            return
+        number = self.sent = self.sent + 1
+        self.shared[number] = self.share
+        dirs = [part.path for part in self.share]
+        groups = [[index, part.names] for index, part in enumerate(self.share)]
+        self.share = []
+        _say("look", str(number), "0", wire.dumps(dirs), wire.dumps(groups))
+
+    def _hear(self) -> None:
+        """Take in what others say, for as long as there is a parent."""
+        try:
+            for kind, number, text in wire.lines(sys.stdin.buffer):
+                if kind != "looked":
+                    raise wire.ProtocolError("unknown kind of line")  # noqa: TRY301
+                with self.lock:
+                    self._take_in_looked(int(number), wire.loads(text))
+                    self.lock.notify_all()
+            raise BrokenPipeError  # noqa: TRY301
+        except BaseException as error:  # noqa: BLE001 (raised again by `walk`)
+            with self.lock:
+                self.error = self.error or error
+                self.lock.notify_all()
+
+    def _take_in_looked(self, number: int, looked: Any) -> None:  # noqa: ANN401
+        parts = self.shared.pop(number)
+        found = looked if isinstance(looked, list) and len(looked) == len(parts) else [None] * len(parts)
+        for part, each in zip(parts, found, strict=True):
+            try:
+                files, sizes, others = self._answered(each, part.names)
+            except (TypeError, ValueError, OverflowError):
+                files, sizes, others = [], [], part.names
+            self.kept += len(part.names) - len(files) - len(others)
+            self.batch.add_files(part.path, files, sizes)
+            if others:
+                self.left.append(_Names(part.path, others))
+
+    def _answered(self, found: Any, names: list[str]) -> tuple[list[str], list[int], list[str]]:  # noqa: ANN401
+        """What is to be copied of `names`, and what to be looked at; the rest is there. Raises TypeError, ValueError,
+        OverflowError where another process does not say one thing of each."""
+        files, sizes, others, marks, there = found
+        if sorted(files + others) != sorted(names) or not {*map(type, sizes), *map(type, there)} <= {int}:
+            raise ValueError("of other names, or not numbers")
+        rows = zip(files, sizes, marks, there, strict=True)
+        rest = [(name, size) for name, size, mark, what in rows if not self._is_there(mark, what)]
+        return [name for name, _ in rest], [size for _, size in rest], others
+
+    def _is_there(self, mark: int, what: int) -> bool:
+        """As `engine.examine` says it, from what `engine.look` says of a file."""
+        return (what > 0 and self.proofs is not None and self.proofs.has(mark)) or (what > 1 and self.update)
 
     def _limit(self) -> int:
         """How many entries of a directory to read in one go. Where calls wait, enough for all threads, but not more:
@@ -451,6 +566,8 @@ class _Scan:
 
         self.pool = ThreadPoolExecutor(_THREADS)
         self._more_threads(_THREADS - len(self.threads))
+        if self.shares:
+            threading.Thread(target=self._hear, daemon=True).start()
 
     def _take_in_listed(self, path: str, listed: Listed) -> None:
         self.listed_dirs += 1
@@ -714,6 +831,7 @@ def _main() -> None:
         "direct": config["all_or_nothing"] and fresh and config["run"] == 1,
         "tokens": flushed.tokens,
         "clock": scan.clock,
+        "again": scan.again,
     }
     if scan.clock:
         with contextlib.suppress(OSError):  # it is there; or there will be no clock, and nothing is proved

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from beeond_ctl.staging.coordinator import Coordinator
 
-VERSION: Final = 1
+VERSION: Final = 2
 ALONE_S: Final = 0.3
 """What is copied faster than that is not worth starting programs elsewhere."""
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     Work = dict[str, Any]
     Result = dict[str, Any]
 
-KINDS = frozenset({"copy", "last", "make", "piece", "place", "drop", "link", "delete", "clean", "finish"})
+KINDS = frozenset(
+    {"look", "copy", "last", "make", "piece", "place", "drop", "link", "delete", "clean", "finish"}
+)
 """What a copier can be asked to do."""
 
 _GRACE_S = 10.0

@@ -5,6 +5,7 @@
  * from then on. With FAULT_NO_KINDS listings do not tell what is a directory, as on some file systems; with
  * FAULT_NO_NAMELESS there are no files without a name; with FAULT_NO_EMPTY_PATH such a file gets one only by its path in
  * /proc, as before Linux 6.10. With FAULT_ONCE=PATH it comes once, whichever process is the first: that one makes PATH.
+ * With FAULT_SLOW_US looking at a file takes so much longer.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -21,12 +22,14 @@
 #include <unistd.h>
 
 static int armed, wanted_errno, sticky;
+static useconds_t slow_us;
 static long countdown;
 static char wanted[32];
 
 __attribute__((constructor)) static void read_fault(void)
 {
-	const char *text = getenv("FAULT");
+	const char *text = getenv("FAULT"), *slow = getenv("FAULT_SLOW_US");
+	slow_us = slow ? (useconds_t)atoi(slow) : 0;
 	const char *colon = text ? strchr(text, ':') : NULL;
 	if (!colon || (size_t)(colon - text) >= sizeof wanted)
 		return;
@@ -39,6 +42,8 @@ __attribute__((constructor)) static void read_fault(void)
 
 static int due(const char *call)
 {
+	if (armed && slow_us && strcmp(call, "stat") == 0)
+		usleep(slow_us);
 	if (!armed || strcmp(call, wanted) != 0)
 		return 0;
 	long now = __sync_sub_and_fetch(&countdown, 1);

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONFIG: dict[str, Any] = {
     "source": "/", "destination": "/", "flags": [], "token": "0", "run": 1, "only": "", "flushes": "",
-    "alone": False, "journal": None, "header": {"live": False},
+    "alone": False, "nodes": 1, "journal": None, "header": {"live": False},
 }  # fmt: skip
 """What a scanner is told."""
 

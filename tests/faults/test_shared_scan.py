@@ -1,0 +1,211 @@
+"""Where calls wait, the nodes of a transfer look at the source together: the list is the same, whoever fails at it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from beeond_ctl.staging import wire
+from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.transfer import Job, Summary
+from beeond_ctl.staging.worker import Copier
+from tests.faults import trees
+from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SLOW = {"FAULT_SLOW_US": "2000"}
+"""Long enough that a few files are worth it."""
+
+Report = dict[str, Any]
+
+
+class Two:
+    """Two nodes, with a copier each."""
+
+    def __init__(self, area: Path, *flags: str, spoil: Callable[[Report], Report] = lambda report: report):
+        """`spoil`: what becomes of what copiers say of names that they looked at."""
+        (area / "journal").mkdir(exist_ok=True)
+        job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags)
+        self.transfer = Coordinator(job, None, area / "journal", ["n1", "n2"])
+        self.spoil = spoil
+        self.kinds: Counter[str] = Counter()
+        self.looked = 0
+
+    def _node(self, name: str) -> None:
+        copier, pause = Copier(None), threading.Event()
+        while "done" not in (answer := self.transfer.take(name)):
+            if "wait" in answer:
+                pause.wait(0.002)
+                continue
+            work = answer["work"]
+            self.kinds[work["kind"]] += 1
+            result = copier.run(work)
+            if work["kind"] == "look":
+                self.looked += sum(len(part[0]) for part in wire.loads(result.get("looked", "[]")))
+                result = self.spoil(result)
+            self.transfer.report(name, result)
+        copier.close()
+
+    def run(self) -> Summary:
+        """To the end."""
+        threads = [threading.Thread(target=self._node, args=(name,)) for name in ("n1", "n2")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+        self.transfer.close()
+        return self.transfer.summary()
+
+
+def tree(area: Path) -> None:
+    """Something of each kind, enough that calls are known to wait, and some directories with nothing in them."""
+    trees.build(os.fsencode(area / "source"), 3, entries=150)
+    for number in range(20):
+        (area / "source" / f"dir{number}").mkdir()
+    for number in range(400):
+        path = area / "source" / f"dir{number % 10}" / f"file{number}"
+        path.write_text(str(number))
+        os.utime(path, ns=(10**18 + number, 10**18 + number))
+    os.link(area / "source" / "dir1" / "file1", area / "source" / "dir2" / "linked")
+    os.mkfifo(area / "source" / "dir3" / "fifo")
+
+
+@pytest.mark.parametrize("kinds", ["told", "not told"])
+def test_other_nodes_look_and_the_copy_is_the_same(kinds: str, area: Path, injector: Path) -> None:
+    tree(area)
+    with children_with(
+        LD_PRELOAD=str(injector), **SLOW, **({} if kinds == "told" else {"FAULT_NO_KINDS": "1"})
+    ):
+        two = Two(area)
+        summary = two.run()
+    assert summary.proved, summary.problems()
+    assert two.looked
+    assert summary.special.count == 1
+    (area / "source" / "dir3" / "fifo").unlink()
+    os.utime(area / "source" / "dir3", ns=(1, 1))
+    os.utime(area / "target" / "dir3", ns=(1, 1))
+    assert_same(area)
+
+
+@pytest.mark.parametrize("flags", [(), ("update",)])
+def test_what_is_there_is_told_by_others_as_well(flags: tuple[str, ...], area: Path, injector: Path) -> None:
+    tree(area)
+    (area / "source" / "dir3" / "fifo").unlink()
+    with children_with(LD_PRELOAD=str(injector), **SLOW):
+        first = Two(area, *flags).run()
+        assert first.proved, first.problems()
+        if flags:  # nothing of what was proved is known
+            for journal in (area / "journal").iterdir():
+                journal.unlink()
+        (area / "target" / "dir4" / "file4").write_text("5")  # as large, but newer
+        (area / "source" / "dir5" / "file5").write_text("6")
+        (area / "target" / "dir6" / "file6").unlink()
+        (area / "target" / "dir7" / "file7").chmod(0o600)  # which only an update minds
+        again = Two(area, *flags)
+        second = again.run()
+    assert second.proved, second.problems()
+    assert again.looked
+    assert second.copied == (4 if flags else 3)
+    assert second.skipped == first.copied - second.copied
+    (area / "target" / "dir7" / "file7").chmod((area / "source" / "dir7" / "file7").stat().st_mode & 0o777)
+    newer = [path for path in (area / "target" / "dir4").iterdir() if ".newer-" in path.name]
+    assert [path.read_text() for path in newer] == ["5"]
+    newer[0].unlink()
+    subprocess.run(["touch", "-r", area / "source" / "dir4", area / "target" / "dir4"], check=True)
+    assert_same(area)
+
+
+def nothing(report: Report) -> Report:
+    return {**report, "looked": "null"}
+
+
+def others(report: Report) -> Report:
+    return {**report, "looked": wire.dumps([[["x"], [1], [], [1], [0]]])}
+
+
+def one_less(report: Report) -> Report:
+    looked = wire.loads(report["looked"])
+    for part in looked:
+        for column in part:
+            del column[:1]
+    return {**report, "looked": wire.dumps(looked)}
+
+
+def one_twice(report: Report) -> Report:
+    looked = [[column + column[:1] for column in part] for part in wire.loads(report["looked"])]
+    return {**report, "looked": wire.dumps(looked)}
+
+
+def nonsense(report: Report) -> Report:
+    looked = [[files, ["x"] * len(sizes), *rest] for files, sizes, *rest in wire.loads(report["looked"])]
+    return {**report, "looked": wire.dumps(looked)}
+
+
+def dead(report: Report) -> Report:
+    return {"id": report["id"], "attempt": report["attempt"], "died": "killed"}
+
+
+def not_even_json(report: Report) -> Report:
+    return {**report, "looked": 5}
+
+
+@pytest.mark.parametrize("spoil", [nothing, others, one_less, one_twice, nonsense, dead, not_even_json])
+def test_a_look_that_says_nothing_of_a_name_leaves_it_to_the_scanner(
+    spoil: Callable[[Report], Report], area: Path, injector: Path
+) -> None:
+    tree(area)
+    (area / "source" / "dir3" / "fifo").unlink()
+    with children_with(LD_PRELOAD=str(injector), **SLOW):
+        two = Two(area, spoil=spoil)
+        summary = two.run()
+    assert two.kinds["look"]
+    assert summary.proved, summary.problems()
+    assert_same(area)
+
+
+def test_a_transfer_that_is_given_up_while_others_look_ends(area: Path, injector: Path) -> None:
+    tree(area)
+    looks = threading.Event()
+
+    def forget(report: Report) -> Report:
+        looks.set()
+        return {"id": -1, "attempt": report["attempt"]}
+
+    with children_with(LD_PRELOAD=str(injector), **SLOW):
+        two = Two(area, spoil=forget)
+        runs = threading.Thread(target=two.run)
+        runs.start()
+        assert looks.wait(60)
+        two.transfer.cancel("stopped")
+        runs.join(60)
+    assert not runs.is_alive()
+    assert not two.transfer.summary().proved
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_one_failing_call_while_others_look_is_reported_and_the_next_run_completes(
+    seed: int, area: Path, injector: Path
+) -> None:
+    rng = random.Random(seed)
+    trees.build(os.fsencode(area / "source"), seed, entries=100)
+    call, number, code = rng.choice(("stat", "open", *CALLS)), rng.randrange(1, 150), rng.choice(ERRNOS)
+    with children_with(LD_PRELOAD=str(injector), FAULT=f"{call}:{number}:{code}", **SLOW):
+        summary = Two(area).run()
+    if summary.proved:
+        assert summary.problems() == []
+        assert_same(area)
+    else:
+        assert summary.problems() != []
+    again = Two(area).run()
+    assert again.proved, (call, number, code, again.problems())
+    assert_same(area)
