@@ -1,7 +1,7 @@
 """A source whose every metadata call waits, looked at by one node and by several.
 
-Nodes are threads of one program here, each with copiers of its own, in which as in the scanner every metadata call takes
-20 ms longer (see slow_calls.c): so much that eight nodes wait, and do not share processors, as real ones would not.
+Nodes are threads of one program here, each with copiers of its own, in which as in the scanner every metadata call
+takes 20 ms longer (see slow_calls.c): so much that eight nodes mostly wait, instead of sharing two processors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from beeond_ctl.staging import spawn
+from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.transfer import Job
 from beeond_ctl.staging.worker import serve
@@ -61,7 +62,7 @@ def _stage(area: Path, count: int, flags: tuple[str, ...]) -> tuple[float, float
     nodes = [f"n{number}" for number in range(count)]
     job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags, durable=False)
     begun = time.monotonic()
-    transfer = Coordinator(job, None, area / "journal", nodes)
+    transfer = Coordinator(job, Begun(job, None, area / "journal"), nodes)
 
     def copy(node: str) -> None:
         serve(

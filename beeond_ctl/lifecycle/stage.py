@@ -137,6 +137,7 @@ class Stage:
         self._here.events.log("deletes", transfer=index, destination=transfer.destination, **doomed)
 
     def _coordinator(self, index: int, transfer: Transfer, user: Identity) -> Coordinator:
+        from beeond_ctl.staging.begin import Begun
         from beeond_ctl.staging.coordinator import Coordinator
 
         here = self._here
@@ -145,7 +146,7 @@ class Stage:
             journal.mkdir(mode=0o700, exist_ok=True)
             nodes = here.plan.nodes if self._inward else here.plan.own_nodes  # guests have gone by then
             job = replace(self._job(transfer), listed=self._list_path(index))
-            return Coordinator(job, user, journal, nodes)
+            return Coordinator(job, Begun(job, user, journal), nodes)
         except OSError as error:
             raise NodeError(f"staging cannot start: {error}") from error
 

@@ -8,29 +8,30 @@ root.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
 import time
 from collections import Counter, deque
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
-from beeond_ctl.staging.data import HASH
-from beeond_ctl.staging.journal import Journal
-from beeond_ctl.staging.scan import MOST_PIECES
-from beeond_ctl.staging.spawn import end, last_words, spawn
-from beeond_ctl.staging.transfer import EXAMPLES, Fold, Identity, Job, Progress, Summary, show_path
+from beeond_ctl.staging.proof import HASH
+from beeond_ctl.staging.spawn import end, last_words
+from beeond_ctl.staging.transfer import EXAMPLES, Fold, Job, Progress, Summary, show_path
+from beeond_ctl.staging.wire import MOST_PIECES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import IO, Any, Final
+    from typing import Any, Final
+
+    from beeond_ctl.staging.begin import Begun
+    from beeond_ctl.staging.journal import Journal
 
 _VERSION: Final = 2
 _QUEUE: Final = 256
@@ -46,7 +47,7 @@ _PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locke
 _HEX: Final = re.compile(r"[0-9a-f]{0,32}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Big:
     """A file that is copied in pieces. `payload` is empty until its temporary name is made."""
 
@@ -70,7 +71,7 @@ class _Big:
         return bool(self.failed or self.crowded or self.again)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Work:
     """Something a copier can do at once."""
 
@@ -86,7 +87,7 @@ class _Work:
     node: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Tally:
     copied: int = 0
     verified: int = 0
@@ -119,9 +120,8 @@ def header_of(job: Job) -> dict[str, Any]:
 class Coordinator:
     """One transfer. Methods may be called by any thread and do not block."""
 
-    def __init__(self, job: Job, user: Identity | None, journal_dir: Path, nodes: Sequence[str]) -> None:
-        """Open the journal in `journal_dir` (which must be ours alone) and start the scanner. Raises
-        OSError."""
+    def __init__(self, job: Job, begun: Begun, nodes: Sequence[str]) -> None:
+        """Go on with what has `begun` for `job`: read the journal, and tell the scanner. Raises OSError."""
         self.job = job
         self._lock = threading.Condition()
         self._nodes = set(nodes)
@@ -154,31 +154,18 @@ class Coordinator:
         self._synced_s = 0.0
         self._clean = False
         self.listed: dict[str, int | str] = {}  # how much of the source was taken from its list
-        name = hashlib.blake2b(job.source + b"\0" + job.destination, digest_size=8).hexdigest()
-        with ExitStack() as opened:  # if it fails nothing may hold the device that they are on
-            journal = Journal(journal_dir / f"{name}.journal")
-            opened.callback(journal.close)
-            self._journal: Journal | None = journal
-            self._spool = opened.enter_context(_nameless(journal_dir))
-            self._start(journal, user)
-            opened.pop_all()
-
-    # --- starting -----------------------------------------------------------------------------------------
-
-    def _start(self, journal: Journal, user: Identity | None) -> None:
-        reader = journal.read_fd()
+        self._journal: Journal | None = begun.journal
+        self._spool, self._scanner = begun.spool, begun.scanner
         try:
-            self._scanner = spawn("scan", user, (reader,))  # it starts while the journal is read
-        finally:
-            os.close(reader)
-        try:
-            config = self._read_journal(journal, reader)
+            config = self._read_journal(begun.journal, begun.reader)
         except BaseException:
-            end(self._scanner)
+            begun.undo()
             raise
         threading.Thread(
             target=self._read_scanner, args=(wire.dumps(config),), daemon=True, name="scanner"
         ).start()
+
+    # --- starting -----------------------------------------------------------------------------------------
 
     def _read_journal(self, journal: Journal, reader: int) -> dict[str, Any]:
         """What the scanner needs to know, and this run on record; the scanner has the journal open as `reader`."""
@@ -854,14 +841,6 @@ class _Answer:
         return bool(self.failures) and all(
             cause in NO_ROOM and side == "destination" for cause, side, _, _ in self.failures
         )
-
-
-def _nameless(directory: Path) -> IO[bytes]:
-    """A file that is gone when it is closed (as tempfile makes them, whose import takes longer than all this)."""
-    path = directory / f".spool-{os.urandom(8).hex()}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    return os.fdopen(fd, "w+b")
 
 
 def _count(value: object) -> int:

@@ -49,8 +49,8 @@ from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import copy_metadata, learn_gid, same_time
 from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.quiet import EARLY_NS, MEMORY, PATIENCE_S, awaited_ns, filesystem, is_quiet, limit_ns
-from beeond_ctl.staging.scan import PIECE
 from beeond_ctl.staging.tree import Dir, Tree
+from beeond_ctl.staging.wire import PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

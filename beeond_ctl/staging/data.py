@@ -14,10 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HASH = "xxh3-128"
-"""The checksum: of a file's bytes as read, holes as zeros; of a file copied in pieces, of its pieces'
-checksums."""
-
 SMALL = 1 << 20
 """Bytes up to which a file is read in one go."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.worker import serve
 
 TYPE_CHECKING = False
@@ -40,7 +40,13 @@ def copy_local(
     cannot be written or no process started.
     """
     node = others.here if others else _NODE
-    coordinator = Coordinator(job, user, journal_dir, [node, *(others.nodes if others else ())])
+    begun = Begun(job, user, journal_dir)
+    try:
+        from beeond_ctl.staging.coordinator import Coordinator  # while the scanner starts
+    except BaseException:
+        begun.undo()
+        raise
+    coordinator = Coordinator(job, begun, [node, *(others.nodes if others else ())])
     stop = threading.Event()
     errors: list[BaseException] = []
 

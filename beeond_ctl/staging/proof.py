@@ -12,6 +12,9 @@ from array import array
 
 import xxhash
 
+HASH = "xxh3-128"
+"""The checksum: of a file's bytes as read, holes as zeros; of a file copied in pieces, of its pieces' checksums."""
+
 SIZE = 24
 _NUMBERS = struct.Struct("<4Q")
 _PROOF = struct.Struct("<Q16s")

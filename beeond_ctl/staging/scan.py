@@ -44,6 +44,7 @@ from beeond_ctl.staging.metadata import is_copy
 from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.proof import marks as marks_in
 from beeond_ctl.staging.tree import Dir, Tree
+from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,11 +54,6 @@ if TYPE_CHECKING:
 
     from beeond_ctl.staging.flushed import Flushed
     from beeond_ctl.staging.listing import List, Listed
-
-PIECE = 64 << 20
-"""Bytes of a big file that one copier does at a time."""
-MOST_PIECES = 1 << 22
-"""Of one file, 256 TiB: the coordinator remembers each."""
 
 _SOME, _MANY, _TURN, _FEW = 16, 1024, 32, 16
 """Entries looked at in one go: until it is known whether calls wait; where they do not; where they do, at least, of one

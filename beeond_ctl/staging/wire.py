@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 MAX_LINE = 16 << 20
 """Bytes that a line may have. A batch has at most 1024 names, or 128 KiB of them, below directories of any depth."""
 
+PIECE = 64 << 20
+"""Bytes of a big file that one copier does at a time."""
+MOST_PIECES = 1 << 22
+"""Of one file, 256 TiB: the coordinator remembers each."""
+
 MAX_FAILURES = 4096
 """Failures that one result may name: more than entries in a batch."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl.staging import wire
+from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.transfer import Job, Summary
 from beeond_ctl.staging.worker import Copier
@@ -35,7 +36,7 @@ class Two:
         """`spoil`: what becomes of what copiers say of names that they looked at."""
         (area / "journal").mkdir(exist_ok=True)
         job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags)
-        self.transfer = Coordinator(job, None, area / "journal", ["n1", "n2"])
+        self.transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1", "n2"])
         self.spoil = spoil
         self.kinds: Counter[str] = Counter()
         self.looked = 0

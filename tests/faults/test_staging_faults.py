@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl.staging import _native
+from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
@@ -208,7 +209,7 @@ def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
     trees.build(os.fsencode(area / "source"), 1)
     (area / "journal").mkdir()
     job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"))
-    transfer = Coordinator(job, None, area / "journal", ["n1"])
+    transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1"])
     with children_with(LD_PRELOAD=str(injector), FAULT="write:9:-1", **way):
         serve(
             lambda: transfer.take("n1"),

@@ -19,13 +19,14 @@ from beeond_ctl import bb
 from beeond_ctl.errors import UserError
 from beeond_ctl.staging import listing, spawn, wire
 from beeond_ctl.staging import look as module
+from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.journal import records
 from beeond_ctl.staging.listing import List, ListError, take
 from beeond_ctl.staging.look import Look, look
 from beeond_ctl.staging.quiet import clock_ns
-from beeond_ctl.staging.scan import PIECE
 from beeond_ctl.staging.transfer import Job, Summary
+from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
 
@@ -74,7 +75,7 @@ def list_of(area: Path) -> Path:
 def stage_in(area: Path) -> tuple[Summary, dict[str, Any]]:
     """What came of a transfer that is given the list, and of the list."""
     job = Job(bytes(area / "source"), bytes(area / "target"), durable=False, listed=bytes(list_of(area)))
-    transfer = Coordinator(job, None, area / "journal", ["n1"])
+    transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1"])
     serve(
         lambda: transfer.take("n1"),
         lambda result: transfer.report("n1", result),

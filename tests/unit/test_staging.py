@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import coordinator as coordinator_module
-from beeond_ctl.staging import spawn, wire
+from beeond_ctl.staging import begin, spawn, wire
+from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator, _Work
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.scan import MOST_PIECES, PIECE
 from beeond_ctl.staging.transfer import Identity, Job, Summary
+from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 from beeond_ctl.staging.worker import Copier, serve
 from tests.faults import trees
 
@@ -604,7 +604,8 @@ def big(path: Path, size: int = 200 << 20) -> None:
 
 def coordinator(area: Path, *nodes: str) -> Coordinator:
     (area / "journal").mkdir(exist_ok=True)
-    return Coordinator(Job(bytes(area / "source"), bytes(area / "target")), None, area / "journal", nodes)
+    job = Job(bytes(area / "source"), bytes(area / "target"))
+    return Coordinator(job, Begun(job, None, area / "journal"), nodes)
 
 
 def next_work(transfer: Coordinator, node: str) -> dict[str, Any]:
@@ -897,7 +898,7 @@ def test_a_scanner_that_talks_nonsense_fails_at_once_and_proves_nothing(
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    monkeypatch.setattr(coordinator_module, "spawn", talk)
+    monkeypatch.setattr(begin, "spawn", talk)
     transfer = coordinator(area, "n1")
     assert next_work(transfer, "n1") == {"done": {"proved": False}}
     assert only_cause(transfer.summary()) == "lost"
@@ -908,7 +909,7 @@ def test_a_transfer_that_cannot_start_holds_nothing_open(area: Path, monkeypatch
     def refuse(*_: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(coordinator_module, "spawn", refuse)
+    monkeypatch.setattr(begin, "spawn", refuse)
     with pytest.raises(BlockingIOError) as kept:  # and what it was raised by is held as well
         coordinator(area, "n1")
     opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beeond_ctl
-from beeond_ctl.staging import child, coordinator, copier, spawn, tree, wire
+from beeond_ctl.staging import begin, child, coordinator, copier, spawn, tree, wire
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.transfer import Job
@@ -203,11 +203,11 @@ def test_a_journal_that_cannot_be_written_leaves_no_process(
     def refuse(_: Journal) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(coordinator, "spawn", start)
+    monkeypatch.setattr(begin, "spawn", start)
     monkeypatch.setattr(Journal, "sync", refuse)
     job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
     with pytest.raises(OSError, match="No space left"):
-        coordinator.Coordinator(job, None, tmp_path, ["here"])
+        coordinator.Coordinator(job, begin.Begun(job, None, tmp_path), ["here"])
     assert [child.poll() is not None for child in started] == [True]
 
 
