@@ -152,7 +152,12 @@ def _job(source: str, destination: str, flags: tuple[str, ...], *, inward: bool)
 
     if not source or not destination:
         raise UsageError("SRC or DST is empty; write '.' for this directory")
-    place = os.environ.get("BEEOND", "")
+    place, inside = os.environ.get("BEEOND", ""), destination if inward else source
+    if not place and "SLURM_JOB_ID" in os.environ and not inside.startswith("/"):
+        raise UserError(
+            f"{show(inside)} would be below $BEEOND, which this job has not; ask for it with --beeond, "
+            "or write an absolute path"
+        )
     if inward:
         source, destination = absolute(source, ""), absolute(destination, place)
     else:

@@ -158,6 +158,23 @@ def test_a_beeond_that_is_gone_is_not_made_anew(area: Path) -> None:
     assert not (area / "gone").exists()
 
 
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_in_a_job_without_beeond_nothing_goes_to_or_comes_from_where_it_would_have_been(
+    area: Path, direction: str
+) -> None:
+    (area / "source").mkdir()
+    (area / "source" / "file").write_text("x")
+    job = ("env", "SLURM_JOB_ID=7")
+    paths = (area / "source", "copy") if direction == "in" else ("source", area / "copy")
+    done = stage(area, direction, *paths, before=job)
+    assert done.returncode == 1
+    assert "--beeond" in done.stderr
+    assert not (area / "copy").exists()
+    done = stage(area, direction, "--here", area / "source", area / "copy", before=job)
+    assert done.returncode == 0, done.stderr
+    assert (area / "copy" / "file").read_text() == "x"
+
+
 def test_a_copy_into_beeond_is_the_only_one_that_need_not_survive_a_crash(
     area: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
