@@ -70,8 +70,8 @@ class Estimate:
 
 def stage_out(hint: Mapping[str, Any], mount: str, *, within_s: float = 2.0) -> Estimate | None:
     """The estimate for the job that `hint` is of; None where nothing is to be staged out. Looks for `within_s`."""
+    from beeond_ctl.staging.job import Job
     from beeond_ctl.staging.preview import look, proofs_of
-    from beeond_ctl.staging.transfer import Job
 
     entries = size = 0
     complete = True

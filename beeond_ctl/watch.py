@@ -23,8 +23,8 @@ from beeond_ctl import estimate, slurm
 from beeond_ctl.errors import NodeError, one_line
 from beeond_ctl.estimate import Estimate
 from beeond_ctl.events import EventLog
+from beeond_ctl.staging.job import Identity
 from beeond_ctl.staging.spawn import end, spawn
-from beeond_ctl.staging.transfer import Identity
 
 if TYPE_CHECKING:
     import subprocess

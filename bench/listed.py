@@ -19,8 +19,8 @@ from pathlib import Path
 from beeond_ctl.staging import spawn
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.look import look
-from beeond_ctl.staging.transfer import Job
 from beeond_ctl.staging.worker import serve
 from bench.row import Row
 from bench.staging import small_files

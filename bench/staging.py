@@ -37,7 +37,7 @@ import os, resource, sys
 from pathlib import Path
 from beeond_ctl.staging import spawn
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.transfer import Job
+from beeond_ctl.staging.job import Job
 source, target, journal, flags, preload = sys.argv[1:]
 if preload:
     spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, **dict(item.split("=") for item in preload.split())}

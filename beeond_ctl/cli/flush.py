@@ -28,7 +28,8 @@ from beeond_ctl.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from beeond_ctl.staging.transfer import Job, Progress, Summary
+    from beeond_ctl.staging.job import Job
+    from beeond_ctl.staging.transfer import Progress, Summary
 
 _BEGIN_S: Final = 60.0
 _LOOK_S: Final = 0.1
@@ -106,7 +107,7 @@ def _mount() -> str:
 
 def _job(mount: str, path: str, destination: str | None) -> Job:
     """The transfer that is meant. Raises UsageError, UserError."""
-    from beeond_ctl.staging.transfer import Job
+    from beeond_ctl.staging.job import Job
 
     if not path or destination == "":
         raise UsageError("PATH or DST is empty; write '.' for all of $BEEOND")

@@ -14,8 +14,8 @@ from beeond_ctl.errors import UsageError
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
+    from beeond_ctl.staging.job import Job
     from beeond_ctl.staging.preview import Preview
-    from beeond_ctl.staging.transfer import Job
 
 _SHOWN: Final = 20
 

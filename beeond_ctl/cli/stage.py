@@ -24,7 +24,7 @@ from beeond_ctl.request import FLAGS, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from beeond_ctl.staging.transfer import Job
+    from beeond_ctl.staging.job import Job
 
 _KEEP_S: Final = 30 * 86400
 """A journal that nobody has gone on with for so long is removed: it has about 32 bytes for each file."""
@@ -148,7 +148,7 @@ def _run(
 
 def _job(source: str, destination: str, flags: tuple[str, ...], *, inward: bool) -> Job:
     """The transfer that is meant. Raises UsageError, UserError."""
-    from beeond_ctl.staging.transfer import Job
+    from beeond_ctl.staging.job import Job
 
     if not source or not destination:
         raise UsageError("SRC or DST is empty; write '.' for this directory")

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import flushes, slurm
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from beeond_ctl.lifecycle.team import Combine, Team
     from beeond_ctl.request import Transfer
     from beeond_ctl.staging.coordinator import Coordinator
-    from beeond_ctl.staging.transfer import Identity, Job
+    from beeond_ctl.staging.job import Identity, Job
 
 _ASK_S = 60.0
 _GONE = "the job was cancelled"
@@ -145,7 +144,7 @@ class Stage:
         try:
             journal.mkdir(mode=0o700, exist_ok=True)
             nodes = here.plan.nodes if self._inward else here.plan.own_nodes  # guests have gone by then
-            job = replace(self._job(transfer), listed=self._list_path(index))
+            job = self._job(transfer)._replace(listed=self._list_path(index))
             return Coordinator(job, Begun(job, user, journal), nodes)
         except OSError as error:
             raise NodeError(f"staging cannot start: {error}") from error
@@ -166,7 +165,7 @@ class Stage:
         return Path(self._here.plan.targets[0].home) / "journal"
 
     def _job(self, transfer: Transfer) -> Job:
-        from beeond_ctl.staging.transfer import Job
+        from beeond_ctl.staging.job import Job
 
         top = os.fsencode(self._here.plan.mount_point) + b"/"
         source, destination = os.fsencode(transfer.source), os.fsencode(transfer.destination)
@@ -271,7 +270,7 @@ class _Watch:
 
 def identity(here: Here) -> Identity:
     """The job's user with that user's groups. Raises NodeError when this node does not know the user."""
-    from beeond_ctl.staging.transfer import Identity
+    from beeond_ctl.staging.job import Identity
 
     job = here.state.job
     try:

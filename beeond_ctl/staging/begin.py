@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from beeond_ctl.staging.transfer import Identity, Job
+    from beeond_ctl.staging.job import Identity, Job
 
 
 class Begun:

@@ -22,7 +22,7 @@ from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
 from beeond_ctl.staging.proof import HASH
 from beeond_ctl.staging.spawn import end, last_words
-from beeond_ctl.staging.transfer import EXAMPLES, Fold, Job, Progress, Summary, show_path
+from beeond_ctl.staging.transfer import EXAMPLES, Fold, Progress, Summary, show_path
 from beeond_ctl.staging.wire import MOST_PIECES
 
 TYPE_CHECKING = False
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from beeond_ctl.staging.begin import Begun
+    from beeond_ctl.staging.job import Job
     from beeond_ctl.staging.journal import Journal
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _QUEUE: Final = 256
 _QUEUE_PER_NODE: Final = 32
 _AHEAD: Final = 64

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from beeond_ctl.staging.job import Identity, Job
     from beeond_ctl.staging.spread import Others
-    from beeond_ctl.staging.transfer import Identity, Job, Progress, Summary
+    from beeond_ctl.staging.transfer import Progress, Summary
 
 _NODE = "localhost"
 _LOOK_S = 0.25

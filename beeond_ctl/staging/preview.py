@@ -18,15 +18,16 @@ from beeond_ctl.staging import child as program
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, StagingError, cause_of
 from beeond_ctl.staging.child import PREFIX
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.metadata import is_copy
 from beeond_ctl.staging.spawn import end, last_words, spawn
-from beeond_ctl.staging.transfer import Fold, Job, show
+from beeond_ctl.staging.transfer import Fold, show
 from beeond_ctl.staging.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from beeond_ctl.staging.transfer import Identity
+    from beeond_ctl.staging.job import Identity
     from beeond_ctl.staging.tree import Dir
 
 NAMES: Final = 1000

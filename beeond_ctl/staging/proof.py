@@ -1,7 +1,8 @@
 """What is remembered of a file that was proved: 24 bytes. Pure.
 
-8 bytes that stand for one state of one file (`fingerprint`), little-endian, and the 16 of its checksum. Records of them
-pass between programs and into the journal as one text (`pack`).
+8 bytes that stand for one state of one file (`fingerprint`), little-endian, and the 16 of its checksum. Many of them
+pass between programs and into the journal as one text (`pack`), in which all fingerprints come first: who goes on with
+a transfer wants them alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def proof(mark: int, digest: bytes) -> bytes:
 
 def pack(proofs: bytes | bytearray) -> str:
     """Proofs as one text."""
-    return binascii.b2a_base64(proofs, newline=False).decode("ascii")
+    words = array("Q", bytes(proofs))
+    columns = words[::3] + words[1::3] + words[2::3]
+    return binascii.b2a_base64(columns, newline=False).decode("ascii")
 
 
 def marks(text: str) -> array[int]:
@@ -43,8 +46,10 @@ def marks(text: str) -> array[int]:
     >>> list(marks(pack(proof(7, b"checksum"))))
     [7]
     """
-    proofs = binascii.a2b_base64(text)
-    if len(proofs) % SIZE:
+    if len(text) % (SIZE // 3 * 4):
         raise ValueError("not a whole number of proofs")
-    words = array("Q", proofs)
-    return words[:: SIZE // 8]
+    length = len(text) // (SIZE // 3 * 4) * 8
+    found = binascii.a2b_base64(text[: -(-length // 3) * 4])[:length]
+    if len(found) != length:
+        raise ValueError("not base64")
+    return array("Q", found)

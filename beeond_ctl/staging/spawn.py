@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from beeond_ctl.staging.transfer import Identity
+    from beeond_ctl.staging.job import Identity
 
 _REAP_S = 5.0
 _CODE = "import sys; sys.path += sys.argv[2:]; __import__(sys.argv[1]); sys.modules[sys.argv[1]].main()"

@@ -1,4 +1,4 @@
-"""The values of staging: what is to be copied, for whom, and what came of it. Pure."""
+"""What came of a transfer, or comes of it by now. Pure."""
 
 from __future__ import annotations
 
@@ -9,45 +9,6 @@ from beeond_ctl.staging.causes import CAUSES
 
 EXAMPLES = 5
 """Names that a summary shows of each kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose files are copied: what a child process becomes before it touches any."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One transfer. Both paths are absolute; a directory's contents go into `destination`, a file becomes it.
-
-    `flags` are those of `beeond_ctl.request.FLAGS`. `durable` tells whether the copy has to survive a crash
-    of the machines it is on: not so where the destination itself does not, as with an instance.
-
-    `only`, a path below `source`, limits it to this entry and what is below, which goes to the same place below
-    `destination`. `flushes` is a directory with journals of such partial transfers (see `flushed`): what they prove
-    counts for this one. It lies in the source, but does not belong to it. `alone`: none of them runs any more, so that
-    what a killed one left at the destination may be removed. `live`: others may write to the source meanwhile and
-    afterwards, so that only files that they have left alone are proved (see `quiet`); needs `flushes`. `listed` is a
-    list of what is in the source, if there is one (see `listing`), which is used up. `outside` is a directory that the
-    copy must not lie in, whatever links lead there: that of an instance, which goes with the source. `all_or_nothing`:
-    nobody uses the destination before all is proved, and if it is not, it is removed as a whole.
-    """
-
-    source: bytes
-    destination: bytes
-    flags: tuple[str, ...] = ()
-    durable: bool = True
-    only: bytes = b""
-    flushes: bytes = b""
-    alone: bool = False
-    live: bool = False
-    listed: bytes = b""
-    outside: bytes = b""
-    all_or_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

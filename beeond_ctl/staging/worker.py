@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from beeond_ctl.staging.transfer import Identity
+    from beeond_ctl.staging.job import Identity
 
     Work = dict[str, Any]
     Result = dict[str, Any]

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from beeond_ctl.staging.transfer import Identity
+    from beeond_ctl.staging.job import Identity
 
 
 def unwritable(paths: Sequence[bytes], user: Identity | None, timeout_s: float) -> list[tuple[bytes, str]]:

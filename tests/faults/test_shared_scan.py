@@ -14,7 +14,7 @@ import pytest
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
-from beeond_ctl.staging.transfer import Job, Summary
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
 from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
@@ -22,6 +22,8 @@ from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_wit
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from beeond_ctl.staging.transfer import Summary
 
 SLOW = {"FAULT_SLOW_US": "2000"}
 """Long enough that a few files are worth it."""

@@ -20,15 +20,17 @@ import pytest
 from beeond_ctl.staging import _native
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.transfer import Job, Summary
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
 from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from beeond_ctl.staging.transfer import Summary
 
 # By Python alone; by the compiled part, with files that have no name until they are proved, where Linux is older, and
 # where there is no such thing; and there into a place that is removed as a whole if not all is proved.
@@ -255,7 +257,7 @@ from pathlib import Path
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.transfer import Job
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging import spawn
 print("go", flush=True)
 area = Path(sys.argv[1])

@@ -21,17 +21,19 @@ from beeond_ctl.staging import listing, spawn, wire
 from beeond_ctl.staging import look as module
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.journal import records
 from beeond_ctl.staging.listing import List, ListError, take
 from beeond_ctl.staging.look import Look, look
 from beeond_ctl.staging.quiet import clock_ns
-from beeond_ctl.staging.transfer import Job, Summary
 from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from beeond_ctl.staging.transfer import Summary
 
 
 @pytest.fixture

@@ -18,15 +18,17 @@ import pytest
 from beeond_ctl.staging import begin, spawn, wire
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator, _Work
+from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.transfer import Identity, Job, Summary
 from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 from beeond_ctl.staging.worker import Copier, serve
 from tests.faults import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from beeond_ctl.staging.transfer import Summary
 
 IS_ROOT = os.geteuid() == 0
 USER = Identity(65534, 65534, (65534,))

@@ -82,12 +82,14 @@ def test_what_is_no_json_is_a_protocol_error(text: str) -> None:
 
 
 def test_proofs_hold_for_one_state_of_one_file_only() -> None:
-    text = pack(proof(fingerprint("dir/name", 10, 20, 30, 40), b"x" * 16))
-    proofs = read_proofs(
-        iter([("proof", text), ("proof", "no proof"), ("proof", pack(b"cut off")), ("proof", "ü")]),
-        array("Q"),
+    others = [fingerprint("dir/name", 10, 20, 30, inode) for inode in range(41, 48)]
+    text = pack(
+        b"".join(proof(mark, b"x" * 16) for mark in (fingerprint("dir/name", 10, 20, 30, 40), *others))
     )
-    assert proofs.has(fingerprint("dir/name", 10, 20, 30, 40))
+    not_proofs = ("no proof", text[:-4], "ü", "ü" * 32, "!" * 32)
+    proofs = read_proofs(iter(("proof", each) for each in (text, *not_proofs)), array("Q"))
+    for inode in range(40, 48):
+        assert proofs.has(fingerprint("dir/name", 10, 20, 30, inode))
     for other in (("dir/other", 10, 20, 30, 40), ("dir/name", 11, 20, 30, 40), ("dir/name", 10, 20, 31, 40)):
         assert not proofs.has(fingerprint(*other))
     assert not Proofs(array("Q"), {}).has(1)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import beeond_ctl
 from beeond_ctl.staging import begin, child, coordinator, copier, spawn, tree, wire
 from beeond_ctl.staging.causes import StagingError
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.journal import Journal
-from beeond_ctl.staging.transfer import Job
 from tests.unit.copying import worker
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,9 @@ from beeond_ctl.errors import UserError
 from beeond_ctl.staging import preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
+from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.local import copy_local
-from beeond_ctl.staging.transfer import Job, Progress
+from beeond_ctl.staging.transfer import Progress
 from tests.faults import trees
 from tests.unit.root_directory import needs_root, root_directory
 from tests.waiting import wait_for
@@ -320,7 +320,7 @@ def whole_of(area: Path, *flags: str) -> Job:
 def flushed(area: Path, only: str, *flags: str, live: bool = True) -> Job:
     """The whole transfer, after a flush of `only`."""
     mount, whole = area / "inst", whole_of(area, *flags)
-    part = replace(whole, only=os.fsencode(only), live=live)
+    part = whole._replace(only=os.fsencode(only), live=live)
     place = flushes.place(str(mount), part.source, part.destination, part.only)
     place.mkdir(parents=True, exist_ok=True)
     assert copy_local(part, journal_dir=place, workers=1).proved
@@ -387,7 +387,7 @@ def test_a_journal_that_lies_or_makes_no_sense_proves_nothing(area: Path, lie: s
         journal.write_bytes(data[: len(data) // 2])
     elif lie == "other":
         journal.write_bytes(data)
-        whole = replace(whole, destination=bytes(area / "elsewhere"))
+        whole = whole._replace(destination=bytes(area / "elsewhere"))
     elif lie == "directory":
         journal.mkdir()
     elif lie == "still":  # of a transfer that has taken nobody to write meanwhile
@@ -551,7 +551,7 @@ def test_a_journal_of_a_transfer_that_minded_no_writers_counts_for_none_that_doe
     (area / "inst" / flushes.NAME).mkdir()
     for live, skipped in ((False, 0), (True, 0), (True, 59)):
         obstacle.mkdir(parents=True)
-        summary = finish(area, replace(whole, live=live))
+        summary = finish(area, whole._replace(live=live))
         assert (summary.proved, summary.failed, summary.skipped) == (False, 1, skipped)
         obstacle.rmdir()
 
@@ -580,7 +580,7 @@ def test_what_a_killed_flush_left_is_removed_by_the_stage_out(area: Path) -> Non
     left.write_text("half")
     assert finish(area, whole).proved  # a flush may still run: this is another one's
     assert left.exists()
-    assert finish(area, replace(whole, alone=True)).proved
+    assert finish(area, whole._replace(alone=True)).proved
     assert not left.exists()
 
 
@@ -637,7 +637,7 @@ def test_what_is_foreseen_is_what_is_done_and_looking_changes_nothing(
     job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"), flags)
     (tmp_path / "journal").mkdir()
     if before:
-        assert copy_local(replace(job, flags=()), journal_dir=tmp_path / "journal", workers=1).proved
+        assert copy_local(job._replace(flags=()), journal_dir=tmp_path / "journal", workers=1).proved
         for path in (tmp_path / "journal").iterdir():
             path.unlink()
         (tmp_path / "target/extra/deep").mkdir(parents=True)
