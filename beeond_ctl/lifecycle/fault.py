@@ -95,7 +95,8 @@ def combine(point: str) -> dict[str, Combine]:
 def _verdict(
     point: str, trouble: dict[str, str], wrong: dict[str, str], own: dict[str, dict[str, str]]
 ) -> PeerError:
-    """Who is at fault: `trouble` nodes had with mounting, `wrong` is what they saw then, and `own` what of themselves.
+    """Who is at fault: `trouble` nodes had until all had mounted, `wrong` is what they saw then, and `own` what of
+    themselves.
 
     A device may only be slow, so it counts where all servers are well. Who cannot mount, or gets no answer, is blamed
     for that alone where that is not most: of a node that nobody reaches, it is the others that get no answer.
@@ -108,7 +109,7 @@ def _verdict(
             told = "; ".join(f"{node}: {text}" for node, text in guilty.items())
             return PeerError(f"{told}: {point} does not answer on {where}", tuple(guilty))
     for blamed, most, what in (
-        (trouble, count, "could not be mounted"), (no_answer, count - 1, "does not answer")
+        (trouble, count, "did not come up"), (no_answer, count - 1, "does not answer")
     ):  # fmt: skip
         if blamed and (count == 1 or 2 * len(blamed) <= most):
             node, text = next(iter(blamed.items()))
@@ -122,7 +123,7 @@ def _verdict(
 
 
 def see_that_it_answers(here: Here, team: Team, meeting: str, *, trouble: str, wrong: str) -> None:
-    """Come to `meeting` with the `trouble` of mounting here, or what is `wrong` since, if anything is.
+    """Come to `meeting` with the `trouble` of mounting or laying out here, or what is `wrong` since, if anything is.
 
     If it is anywhere, every node looks at its own servers and devices, and the leader judges. Raises NodeError where
     that is this node's fault, PeerError elsewhere.

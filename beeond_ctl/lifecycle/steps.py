@@ -121,20 +121,18 @@ def _start_last(here: Here, team: Team, services: Sequence[Service]) -> None:
 def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> str:
     """Mount, and see that the file system is fit for use and laid out as it was asked for.
 
-    Returns what was wrong with the mount; whose fault that is, is not known here. Which comes first is the file
-    system's matter. `fresh` is one that is not laid out yet. Raises NodeError on the leader, PeerError.
+    Returns what was wrong with that; whose fault it is, is not known here. Which comes first is the file system's
+    matter. `fresh` is one that is not laid out yet. Raises NodeError on the leader, PeerError.
     """
     if here.backend.mounts_early(here.plan):
-        trouble = _mounted(here)
-        _settle(here, team, fresh=fresh)
-        return trouble
-    _settle(here, team, fresh=fresh)
-    return _mounted(here)
+        trouble = _trouble(mount, here)
+        return _settle(here, team, fresh=fresh) or trouble
+    return _settle(here, team, fresh=fresh) or _trouble(mount, here)
 
 
-def _mounted(here: Here) -> str:
+def _trouble(action: Callable[[Here], object], here: Here) -> str:
     try:
-        mount(here)
+        action(here)
     except EndedError:
         raise
     except NodeError as error:
@@ -142,22 +140,26 @@ def _mounted(here: Here) -> str:
     return ""
 
 
-def _settle(here: Here, team: Team, *, fresh: bool) -> None:
-    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`."""
+def _settle(here: Here, team: Team, *, fresh: bool) -> str:
+    """Meet when the leader has seen that all servers work, and has laid out the file system if it is `fresh`.
+
+    Returns why it could not be laid out, on the leader. Raises NodeError there, PeerError.
+    """
     if not here.backend.MANAGED:
-        return
-    deadline_s, missing = here.config.deadlines.start, {}
+        return ""
+    deadline_s, missing, trouble = here.config.deadlines.start, {}, ""
     if here.leads:
         questions = here.backend.usable(here.plan, here.keys)
         early = here.backend.arranges_early(here.plan)
         if fresh and early:
-            _arrange(here)
-        missing = _wait_for_members(here, team, questions, "becoming usable")
+            trouble = _trouble(_arrange, here)
+        missing = {} if trouble else _wait_for_members(here, team, questions, "becoming usable")
         if fresh and not early and not missing:
-            _arrange(here)  # which may begin a resynchronisation
-            missing = _wait_for_members(here, team, questions, "becoming whole")
+            trouble = _trouble(_arrange, here)  # which may begin a resynchronisation
+            missing = {} if trouble else _wait_for_members(here, team, questions, "becoming whole")
     late_s = here.config.deadlines.silence  # the leader asks until its deadline
     meet(here, team, "settled", 3 * deadline_s + late_s, missing=missing)
+    return trouble
 
 
 def _arrange(here: Here) -> None:

@@ -26,6 +26,7 @@ from tests.integration.job_faults import (  # noqa: F401 - they are to run here
 from tests.integration.test_beegfs_faults import (  # noqa: F401 - they are to run here
     furnished,
     site,
+    test_a_file_system_that_cannot_be_laid_out_is_the_fault_of_who_has_the_server_that_hangs,
     test_a_management_that_died_or_hangs_in_the_job_loses_nothing_and_holds_up_nothing_for_ever,
     test_clients_can_be_unmounted_though_the_management_has_died,
 )

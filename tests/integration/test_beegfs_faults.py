@@ -235,6 +235,31 @@ def test_what_goes_wrong_while_the_file_system_comes_up_is_its_nodes_fault_alone
     assert not exists(cluster, "/global/alice/ran")
 
 
+LAYOUT = 'case "$*" in *setpattern*|*"entry set"*) touch /global/alice/laying-out; {then};; esac; exec "$real" "$@"'
+# The program that is replaced becomes the server, under the same process id.
+STOPPED = '( until [ -e /global/alice/laying-out ]; do sleep 0.05; done; kill -STOP $$ ) & exec "$real" "$@"'
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_file_system_that_cannot_be_laid_out_is_the_fault_of_who_has_the_server_that_hangs(
+    site: Site, request: pytest.FixtureRequest, hangs: bool
+) -> None:
+    """The tool of BeeGFS waits for it on the leader, which is at fault only if all servers are well."""
+    cluster = site.cluster
+    before = cluster.snapshots()
+    tool = "beegfs" if request.module.EDITION == "8" else "beegfs-ctl"
+    replace(cluster, "n1", tool, LAYOUT.format(then="exec sleep 600" if hangs else "exec false"))
+    if hangs:
+        replace(cluster, "n2", "beegfs-meta", STOPPED)
+    cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", site.option)
+    reason = drained(cluster, "n2" if hangs else "n1")
+    assert ("beegfs-meta is stopped" if hangs else "did not come up") in reason, reason
+    cluster.run("login", ["rm", "/global/alice/laying-out"])
+    site.configure("directory")
+    cluster.wait_clean(before, timeout_s=15)
+    assert not exists(cluster, "/global/alice/ran")
+
+
 # --- what holds a mount -----------------------------------------------------------------------------------
 
 

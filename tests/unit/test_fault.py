@@ -53,7 +53,7 @@ ALL = {"n1": "a", "n2": "b", "n3": "c"}
         ({"wrong": {"n1": "no route", "n3": "no"}}, (), f"{POINT} does not answer on n[1,3] (no route), and nothing"),
         ({"wrong": ALL}, (), f"{POINT} does not answer on n[1-3] (a)"),
         ({"wrong": {"n2": "x"}, "nodes": ("n1", "n2")}, (), "its 2 nodes"),
-        ({"wrong": {}, "trouble": {"n2": "no module"}, "nodes": ("n1", "n2")}, ("n2",), "mounted (no module)"),
+        ({"wrong": {}, "trouble": {"n2": "no module"}, "nodes": ("n1", "n2")}, ("n2",), "come up (no module)"),
         ({"wrong": {"n2": "x", "n3": "y"}, "trouble": {"n1": "silent"}}, ("n1",), "(silent)"),
         ({"wrong": {}, "trouble": ALL}, (), f"{POINT} does not answer on n[1-3] (a)"),
         ({"wrong": {"n1": "hangs"}, "nodes": ("n1",)}, ("n1",), "(hangs)"),
