@@ -30,6 +30,7 @@
 
 enum {
 	SMALL = 1 << 20,   /* data.SMALL: bytes up to which a file is read in one go */
+	WHOLE = 128 << 20, /* two of wire.PIECE: bytes up to which a file is copied by one copier */
 	XATTR_NAMES = 8192,
 	PROOF = 24,        /* see proof.py */
 	TEMP_MAX = 200,
@@ -288,18 +289,38 @@ struct seen {
 };
 
 struct question {
-	int source, target, update;
+	int source, target, update, fresh;
 	const struct marks *marks;
 	struct mark mark;
 };
 
-/* Whether one entry is an ordinary file, whose status is put into `info`. */
-static int is_ordinary(const struct question *question, struct seen *seen, struct stat *info)
+/* The status of an entry. What this node remembers of it will do where the same node has seen to it before; `fresh` is
+ * what the server says, where there is one (statx(2)). */
+static int status(int dir, const char *name, int fresh, struct stat *info)
 {
-	if (fstatat(question->source, seen->name, info, AT_SYMLINK_NOFOLLOW) < 0)
+	struct statx found;
+
+	if (!fresh)
+		return fstatat(dir, name, info, AT_SYMLINK_NOFOLLOW);
+	if (statx(dir, name, AT_SYMLINK_NOFOLLOW | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &found) < 0)
+		return -1;
+	memset(info, 0, sizeof *info);
+	info->st_mode = found.stx_mode;
+	info->st_nlink = found.stx_nlink;
+	info->st_size = (off_t)found.stx_size;
+	info->st_ino = found.stx_ino;
+	info->st_mtim = (struct timespec){.tv_sec = found.stx_mtime.tv_sec, .tv_nsec = found.stx_mtime.tv_nsec};
+	info->st_ctim = (struct timespec){.tv_sec = found.stx_ctime.tv_sec, .tv_nsec = found.stx_ctime.tv_nsec};
+	return 0;
+}
+
+/* Whether one entry is an ordinary file, of `most` bytes at most; its status is put into `info`. */
+static int is_ordinary(const struct question *question, struct seen *seen, off_t most, struct stat *info)
+{
+	if (status(question->source, seen->name, question->fresh, info) < 0)
 		return 0;
 	seen->size = info->st_size;
-	return S_ISREG(info->st_mode) && info->st_nlink == 1 && info->st_size <= SMALL;
+	return S_ISREG(info->st_mode) && info->st_nlink == 1 && info->st_size <= most;
 }
 
 /* What the destination has of it; -1 if that cannot be told. */
@@ -307,7 +328,7 @@ static int compare(const struct question *question, const char *name, const stru
 {
 	struct stat there;
 
-	if (fstatat(question->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0)
+	if (status(question->target, name, question->fresh, &there) < 0)
 		return errno == ENOENT ? NOTHING : -1;
 	if (!S_ISREG(there.st_mode) || there.st_size != info->st_size ||
 	    !same_time(ns(info->st_mtim), ns(there.st_mtim)))
@@ -321,7 +342,7 @@ static enum verdict examine(struct question *question, struct seen *seen)
 	struct stat info;
 	int proved, there;
 
-	if (!is_ordinary(question, seen, &info))
+	if (!is_ordinary(question, seen, SMALL, &info))
 		return OTHER;
 	if (question->target < 0)
 		return COPY;
@@ -334,13 +355,13 @@ static enum verdict examine(struct question *question, struct seen *seen)
 	return there == THE_SAME || (there == IF_PROVED && proved) ? KEPT : COPY;
 }
 
-/* All that `examine` goes by. */
+/* All that `examine` goes by, of larger files as well. */
 static enum verdict look(struct question *question, struct seen *seen)
 {
 	struct stat info;
 	int there = NOTHING;
 
-	if (!is_ordinary(question, seen, &info))
+	if (!is_ordinary(question, seen, WHOLE, &info))
 		return OTHER;
 	seen->mark = mark_of(&question->mark, seen->name, &info);
 	if (question->target >= 0)
@@ -388,6 +409,7 @@ static PyObject *py_look(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "iiy#y#:look", &question.source, &question.target, &names, &length, &prefix,
 	                      &prefix_length))
 		return NULL;
+	question.fresh = question.target >= 0;
 	if (mark_init(&question.mark, prefix, (size_t)prefix_length) < 0)
 		return PyErr_NoMemory();
 	seen = each_of(&question, look, names, length, &count);

@@ -35,15 +35,14 @@ class Begun:
             """The number under which the scanner has the journal open."""
             try:
                 self.scanner: subprocess.Popen[bytes] = spawn("scan", user, (self.reader,))
+                opened.callback(end, self.scanner)
             finally:
                 os.close(self.reader)
-            opened.pop_all()
+            self._opened = opened.pop_all()
 
     def undo(self) -> None:
         """End all of it."""
-        end(self.scanner)
-        self.spool.close()
-        self.journal.close()
+        self._opened.close()
 
 
 def _nameless(directory: Path) -> IO[bytes]:

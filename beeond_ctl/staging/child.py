@@ -94,4 +94,10 @@ def run(main: Callable[[], None]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         pass  # the parent is gone, or wants no more
-    os._exit(0)  # nothing to clean up; a full exit takes 10 ms
+    except BaseException:  # noqa: BLE001 (it ends here)
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # nothing to clean up; a full exit takes 10 ms, and does not bear with threads that read

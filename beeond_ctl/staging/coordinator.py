@@ -43,6 +43,8 @@ _DEATHS: Final = 2
 _TRIES: Final = 3
 _VAIN: Final = 8
 """After so many works in a row that found no room a second time, the destination is full."""
+_MOST_LOOKED: Final = 64 << 20
+"""Bytes that are kept for a scanner that does not listen."""
 _SYNC_EVERY_S: Final = 5.0
 _PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locked", "end")
 _HEX: Final = re.compile(r"[0-9a-f]{0,32}")
@@ -137,6 +139,8 @@ class Coordinator:
         self._upcoming: Iterator[_Work] = iter(())
         self._looked: deque[tuple[str, str]] | None = None
         """What the scanner is to be told, once it has asked for anything."""
+        self._looks = self._looked_bytes = 0
+        self._most_looks = wire.LOOKS_PER_NODE * len(self._nodes)
         self._outstanding: dict[int, _Work] = {}
         self._copying: Counter[str] = Counter()
         """How many batches of the same directories are outstanding."""
@@ -145,7 +149,7 @@ class Coordinator:
         self._phase = 0
         self._setup = ""
         self._scanned = self._scan_ok = False
-        self._missing = False
+        self._missing = self._making = False
         self._vain = self._vain_bigs = 0
         """How many works in a row have found no room although all else was done."""
         self._refused = self._cancelled = ""
@@ -158,13 +162,11 @@ class Coordinator:
         self._journal: Journal | None = begun.journal
         self._spool, self._scanner = begun.spool, begun.scanner
         try:
-            config = self._read_journal(begun.journal, begun.reader)
+            config = wire.dumps(self._read_journal(begun.journal, begun.reader))
+            threading.Thread(target=self._read_scanner, args=(config,), daemon=True, name="scanner").start()
         except BaseException:
             begun.undo()
             raise
-        threading.Thread(
-            target=self._read_scanner, args=(wire.dumps(config),), daemon=True, name="scanner"
-        ).start()
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -252,6 +254,9 @@ class Coordinator:
         with self._lock:
             self._moved_s = time.monotonic()
             if kind == "making":
+                if self._setup or self._making:
+                    raise wire.ProtocolError("its root can be made once")
+                self._making = True
                 self._synced_s = 0.0  # this one is synced
                 self._record(("root", ""))
                 if self._scanner.stdin is not None:
@@ -299,6 +304,9 @@ class Coordinator:
 
     def _add_look(self, number: int, dirs: str, payload: str) -> None:
         """Put names that the scanner wants to be looked at in front: as long as there is room behind, it can go on."""
+        self._looks += 1
+        if self._looks > self._most_looks:
+            raise wire.ProtocolError("more is to be looked at than was agreed")
         if self._looked is None:
             self._looked = deque()
             threading.Thread(
@@ -315,6 +323,8 @@ class Coordinator:
                 if not looked or self._cancelled:
                     return
                 number, text = looked.popleft()
+                self._looks -= 1
+                self._looked_bytes -= len(text)
             with suppress(OSError, ValueError):  # it has ended, or is being ended
                 if self._scanner.stdin is not None:
                     wire.send(self._scanner.stdin, "looked", number, text)
@@ -545,8 +555,8 @@ class Coordinator:
             tally.verified += answer.copied if "metadata-only" not in self.job.flags else 0
         if work.kind == "delete":
             tally.deleted = tally.deleted.add(answer.deleted[0], answer.deleted[1])
-        if work.kind == "look" and self._looked is not None:
-            self._looked.append((str(work.index), answer.looked))
+        if work.kind == "look":
+            self._hand_in_look(work, answer.looked)
         records_: list[tuple[str, str]] = []
         # A further name of a file proves something only if all first names were proved, too.
         if answer.proofs and not (work.kind == "link" and tally.failed):
@@ -556,6 +566,13 @@ class Coordinator:
         for count, size, payload in answer.grown if work.kind == "copy" else ():
             self._add_big(count, size, wire.dumps([str(wire.loads(payload)["dir"])]), payload, 1)
         self._record(*records_)
+
+    def _hand_in_look(self, work: _Work, looked: str) -> None:
+        """Have the scanner told; what is too much to be kept until it listens, or null, it looks at itself."""
+        if self._looked is not None:
+            text = looked if self._looked_bytes + len(looked) < _MOST_LOOKED else "null"
+            self._looked_bytes += len(text)
+            self._looked.append((str(work.index), text))
 
     def _accept_big(self, work: _Work, big: _Big, answer: _Answer) -> list[tuple[str, str]]:
         big.running -= 1
@@ -628,8 +645,8 @@ class Coordinator:
             self._retry(work)
             return
         self._give_back(work)
-        if work.kind == "look" and self._looked is not None:  # then the scanner does it
-            self._looked.append((str(work.index), "null"))
+        if work.kind == "look":
+            self._hand_in_look(work, "null")
             return
         self._clean = True
         if work.big:
@@ -641,7 +658,7 @@ class Coordinator:
     def _retry(self, work: _Work) -> None:
         """Let another copier try; temporary names of the one before are removed at the end."""
         self._give_back(work)
-        self._clean = True
+        self._clean = self._clean or work.kind != "look"
         if work.big:
             work.big.running -= 1
             if work.big.over():  # the others' answers have settled it
@@ -886,7 +903,7 @@ def _entry(payload: str) -> str:
 
 def _line(value: object) -> str:
     text = _text(value)
-    if not text.isascii() or "\n" in text or len(text) > wire.MAX_LINE:
+    if not text.isascii() or "\n" in text or "\t" in text or len(text) > wire.MAX_LINE:
         raise ValueError("not a line")
     return text
 

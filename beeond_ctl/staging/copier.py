@@ -215,6 +215,9 @@ class Copier:
         self.update, self.read_back = "update" in flags, "metadata-only" not in flags
         self.source = Tree(setup["source"], make=False)
         self.target = Tree(setup["destination"], make=True, fresh=setup["fresh"] and not self.resumed)
+        self.there = (
+            Tree(setup["destination"], make=False) if setup["again"] else None
+        )  # to look, and make nothing
         seen = [os.fstat(tree.root.fd).st_ino for tree in (self.source, self.target)]
         if seen != setup["inodes"]:
             raise StagingError("other", "this node sees another directory under that name")
@@ -240,8 +243,16 @@ class Copier:
     def look(self, dirs: list[str], payload: list[Any], result: _Result) -> None:
         """Say which names are ordinary files. What becomes of all others, errors too, is for the scanner to say."""
         looked: list[tuple[list[Any], ...]] = [([], [], [], [], []) for _ in payload]
-        there = Tree(self.setup["destination"], make=False) if self.setup["again"] else None
+        opened: dict[str, tuple[int, int]] = {}
         lock = threading.Lock()
+
+        def enter(path: str) -> None:
+            with contextlib.suppress(OSError, StagingError):
+                source, target = self.source.open(path).fd, -1
+                if self.there is not None:
+                    with contextlib.suppress(OSError, StagingError):
+                        target = self.there.open(path).fd
+                opened[path] = source, target
 
         def parts() -> Iterator[tuple[int, str, list[str]]]:
             for place, (index, names) in enumerate(payload):
@@ -251,23 +262,15 @@ class Copier:
         def act(part: tuple[int, str, list[str]]) -> None:
             place, path, names = part
             found: tuple[list[Any], ...] = [], [], names, [], []
-            target = -1
-            if there is not None:
-                with contextlib.suppress(OSError, StagingError):
-                    target = there.open(path).fd
-            with contextlib.suppress(OSError, StagingError):
-                source = self.source.open(path).fd
+            if path in opened:
                 each = b"".join(os.fsencode(name) + b"\0" for name in names)
-                found = engine.look(source, target, each, os.fsencode(f"{path}/" if path else ""))
+                found = engine.look(*opened[path], each, os.fsencode(f"{path}/" if path else ""))
             with lock:
                 for whole, part_ in zip(looked[place], found, strict=True):
                     whole.extend(part_)
 
-        try:
-            self._spread(parts(), act, _LOOKS)
-        finally:
-            if there is not None:
-                there.close()
+        self._spread(iter(dirs), enter, 1)
+        self._spread(parts(), act, _LOOKS)
         result.extra["looked"] = wire.dumps(looked)
 
     # --- batches ------------------------------------------------------------------------------------------
@@ -1062,8 +1065,16 @@ class Copier:
 
     def trim(self) -> None:
         """Close what is not in use any more."""
-        self.source.trim()
-        self.target.trim()
+        for tree in self._trees():
+            tree.trim()
+
+    def close(self) -> None:
+        """Close everything."""
+        for tree in self._trees():
+            tree.close()
+
+    def _trees(self) -> list[Tree]:
+        return [self.source, self.target, *([self.there] if self.there else [])]
 
 
 class _LinkRefusedError(Exception):
@@ -1165,8 +1176,7 @@ def _serve(lines: Iterable[list[str]]) -> None:
     for fields in lines:
         if fields[0] == "setup":
             if copier:
-                copier.source.close()
-                copier.target.close()
+                copier.close()
             try:
                 copier = Copier(wire.loads(fields[1]))
             except (OSError, StagingError) as error:

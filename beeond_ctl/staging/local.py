@@ -44,10 +44,11 @@ def copy_local(
     begun = Begun(job, user, journal_dir)
     try:
         from beeond_ctl.staging.coordinator import Coordinator  # while the scanner starts
+
+        coordinator = Coordinator(job, begun, [node, *(others.nodes if others else ())])
     except BaseException:
         begun.undo()
         raise
-    coordinator = Coordinator(job, begun, [node, *(others.nodes if others else ())])
     stop = threading.Event()
     errors: list[BaseException] = []
 

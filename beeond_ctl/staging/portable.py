@@ -82,7 +82,10 @@ def look(
 ) -> tuple[list[str], list[int], list[str], list[int], list[int]]:
     """What it takes to say elsewhere what `examine` says: names and sizes of ordinary files, the names that the caller
     has to look at, and of the files the fingerprints and what `target` has: 0 nothing that counts, 1 a copy if it is
-    proved, 2 a copy also for `update`.
+    proved, 2 a copy also for `update`. Files of up to two pieces are ordinary here.
+
+    Where there is a `target` to be compared with, servers are asked, whatever this node remembers of both sides:
+    another one may have changed them a moment ago.
     """
     return [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]], [], []
 

@@ -44,7 +44,7 @@ from beeond_ctl.staging.metadata import is_copy
 from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.proof import marks as marks_in
 from beeond_ctl.staging.tree import Dir, Tree
-from beeond_ctl.staging.wire import MOST_PIECES, PIECE
+from beeond_ctl.staging.wire import LOOKS_PER_NODE, MOST_PIECES, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ _SLOW_S, _CERTAIN_S, _THREADS = 0.0003, 0.02, 32
 """When a call waits longer than this on average, others are worth having in flight; what calls have to have waited in
 all, so that it is no accident; and how many."""
 
-_SHARE, _SHARES = _THREADS * _FEW, 2
-"""Names that a copier looks at in one go, as many as its threads take at once; and how many such works there are to be
-for each node. Where that is so, the next names are looked at here."""
+_SHARE = _THREADS * _FEW
+"""Names that a copier looks at in one go: as many as its threads take at once."""
+_VAIN = 4
+"""For each name that came back with nothing said of it so many are looked at here before any are handed out again."""
 
 _WALKERS = min(4, len(os.sched_getaffinity(0))) if native else 1
 """Threads that walk where calls do not wait."""
@@ -265,10 +266,12 @@ class _Scan:
         self.known_waits = False
         self.threads: list[threading.Thread] = []
         self.pool: ThreadPoolExecutor | None = None
-        self.shares = _SHARES * int(config["nodes"]) if native and config["nodes"] > 1 else 0
+        self.shares = LOOKS_PER_NODE * int(config["nodes"]) if native and config["nodes"] > 1 else 0
         self.share: list[_Names] = []
         self.shared: dict[int, list[_Names]] = {}
         self.left: list[_Names] = []
+        self.came_back = self.not_shared = 0
+        self.unopened: set[str] = set()
         self.error: BaseException | None = None
         self.begun_s = time.monotonic()
         self.list: List | None = None
@@ -286,8 +289,9 @@ class _Scan:
 
     def _begin(self) -> None:
         """Put down where the walk begins; what is above of it only gets its metadata."""
-        self.pending, self.busy = [""], 0
+        self.busy = 0
         if not self.only:
+            self.pending = [""]
             return
         trees = _Trees(self.source, self.destination)
         parts = self.only.split("/")
@@ -307,7 +311,6 @@ class _Scan:
             target = trees.there(above[-1]) if self.again else None
             for part in self._look_at(parent, target, prefix, os.fsencode(name) + b"\0"):
                 self._take_in(above[-1], prefix, part)
-        self.pending = []
 
     def _walk_some(self) -> None:
         """Take directories, and names that came back, until none is left or to come."""
@@ -341,7 +344,7 @@ class _Scan:
 
     def _is_settled(self) -> bool:
         """Whether there is something to do, or nothing to come."""
-        comes = self.busy or self.shared
+        comes = self.busy or self.shared or self.share
         return bool(self.left or self.pending) or not comes or self.error is not None
 
     def _more_threads(self, count: int) -> None:
@@ -401,11 +404,18 @@ class _Scan:
     def _visit_left(self, trees: _Trees, left: _Names) -> None:
         """Look at names that another process had, and had nothing to say of."""
         prefix = f"{left.path}/" if left.path else ""
+        with self.lock:
+            self.came_back -= len(left.names)
         try:
             source = trees.source.open(left.path)
         except (OSError, StagingError) as error:
             with self.lock:
-                _fail(error, "source", left.path or ".")
+                # One that went: as in `_look`.
+                if left.path not in self.unopened and (
+                    self.alone or not isinstance(error, FileNotFoundError)
+                ):
+                    _fail(error, "source", left.path or ".")
+                self.unopened.add(left.path)
             return
         target = trees.there(left.path) if self.again else None
         seen = self._look_at(
@@ -413,7 +423,7 @@ class _Scan:
         )
         with self.lock:
             for part in seen:
-                self._take_in(left.path, prefix, part)
+                self._take_in(left.path, prefix, part, walked=True)
         trees.source.trim(_KEEP)
         trees.target.trim(_KEEP)
 
@@ -421,7 +431,10 @@ class _Scan:
 
     def _share_out(self, path: str, names: bytes) -> bool:
         """Have other processes look at `names` of the directory `path`, if these have not enough to do."""
-        if not names or self.pool is None or len(self.shared) >= self.shares:
+        if not names or self.pool is None or len(self.shared) + self.came_back // _SHARE >= self.shares:
+            return False
+        if self.not_shared > 0:
+            self.not_shared -= names.count(0)
             return False
         self.share.append(_Names(path, os.fsdecode(names).split("\0")[:-1]))
         if len(self.share) >= _BATCH_DIRS or sum(len(part.names) for part in self.share) >= _SHARE:
@@ -444,8 +457,12 @@ class _Scan:
             for kind, number, text in wire.lines(sys.stdin.buffer):
                 if kind != "looked":
                     raise wire.ProtocolError("unknown kind of line")  # noqa: TRY301
+                try:
+                    looked = wire.loads(text)
+                except wire.ProtocolError:
+                    looked = None
                 with self.lock:
-                    self._take_in_looked(int(number), wire.loads(text))
+                    self._take_in_looked(int(number), looked)
                     self.lock.notify_all()
             raise BrokenPipeError  # noqa: TRY301
         except BaseException as error:  # noqa: BLE001 (raised again by `walk`)
@@ -459,12 +476,14 @@ class _Scan:
         for part, each in zip(parts, found, strict=True):
             try:
                 files, sizes, others = self._answered(each, part.names)
-            except (TypeError, ValueError, OverflowError):
+            except (TypeError, ValueError, LookupError, OverflowError):
                 files, sizes, others = [], [], part.names
             self.kept += len(part.names) - len(files) - len(others)
             self.batch.add_files(part.path, files, sizes)
             if others:
                 self.left.append(_Names(part.path, others))
+                self.came_back += len(others)
+                self.not_shared += _VAIN * len(others)
 
     def _answered(self, found: Any, names: list[str]) -> tuple[list[str], list[int], list[str]]:  # noqa: ANN401
         """What is to be copied of `names`, and what to be looked at; the rest is there. Raises TypeError, ValueError,

@@ -24,6 +24,9 @@ PIECE = 64 << 20
 MOST_PIECES = 1 << 22
 """Of one file, 256 TiB: the coordinator remembers each."""
 
+LOOKS_PER_NODE = 2
+"""Works for each node in which names are looked at for the scanner, so that none is without."""
+
 MAX_FAILURES = 4096
 """Failures that one result may name: more than entries in a batch."""
 

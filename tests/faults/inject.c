@@ -162,6 +162,7 @@ WRAP(int, fchmod, "chmod", (int fd, mode_t mode), fd, mode)
 WRAP(int, fchown, "chown", (int fd, uid_t uid, gid_t gid), fd, uid, gid)
 WRAP(int, futimens, "utime", (int fd, const struct timespec times[2]), fd, times)
 WRAP(int, fstat64, "stat", (int fd, struct stat64 *info), fd, info)
+WRAP(int, statx, "stat", (int fd, const char *path, int flags, unsigned mask, struct statx *info), fd, path, flags, mask, info)
 WRAP(int, fstatat64, "stat", (int fd, const char *path, struct stat64 *info, int flags), fd, path, info, flags)
 
 struct dirent64 *readdir64(DIR *dir)

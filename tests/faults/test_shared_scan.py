@@ -6,18 +6,21 @@ import os
 import random
 import subprocess
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import wire
+from beeond_ctl.staging import listing, wire
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Job
+from beeond_ctl.staging.look import look
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
 from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,14 +37,21 @@ Report = dict[str, Any]
 class Two:
     """Two nodes, with a copier each."""
 
-    def __init__(self, area: Path, *flags: str, spoil: Callable[[Report], Report] = lambda report: report):
+    def __init__(
+        self,
+        area: Path,
+        *flags: str,
+        spoil: Callable[[Report], Report] = lambda report: report,
+        listed: bytes = b"",
+    ) -> None:
         """`spoil`: what becomes of what copiers say of names that they looked at."""
         (area / "journal").mkdir(exist_ok=True)
-        job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags)
+        job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags, listed=listed)
         self.transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1", "n2"])
         self.spoil = spoil
         self.kinds: Counter[str] = Counter()
-        self.looked = 0
+        self.looked = self.asked = 0
+        """Names that copiers had something to say of, and that they were asked for."""
 
     def _node(self, name: str) -> None:
         copier, pause = Copier(None), threading.Event()
@@ -53,6 +63,7 @@ class Two:
             self.kinds[work["kind"]] += 1
             result = copier.run(work)
             if work["kind"] == "look":
+                self.asked += sum(len(names) for _, names in wire.loads(work["fields"][1]))
                 self.looked += sum(len(part[0]) for part in wire.loads(result.get("looked", "[]")))
                 result = self.spoil(result)
             self.transfer.report(name, result)
@@ -125,6 +136,55 @@ def test_what_is_there_is_told_by_others_as_well(flags: tuple[str, ...], area: P
     assert [path.read_text() for path in newer] == ["5"]
     newer[0].unlink()
     subprocess.run(["touch", "-r", area / "source" / "dir4", area / "target" / "dir4"], check=True)
+    assert_same(area)
+
+
+def test_another_name_of_a_listed_file_is_a_link_to_its_copy_whoever_looks(
+    area: Path, injector: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "QUIET_NS", 0)
+    for name in ("lists", "source/a", "source/b"):
+        (area / name).mkdir(parents=True, mode=0o700)
+    for number in range(40):
+        (area / "source" / "a" / f"file{number}").write_text(str(number))
+        (area / "source" / "b" / f"file{number}").write_text(str(number))
+    made_ns = (area / "source" / "b").stat().st_ctime_ns
+    wait_for(lambda: touched_ns(area) > made_ns, 10)
+    path = area / "lists" / "7.0.list"
+    assert not look(str(area / "source"), time.monotonic() + 60, str(path)).unlisted
+    for number in range(40):
+        os.link(area / "source" / "a" / f"file{number}", area / "source" / "b" / f"link{number}")
+    with children_with(LD_PRELOAD=str(injector), **SLOW):
+        two = Two(area, listed=bytes(path))
+        summary = two.run()
+    assert summary.proved, summary.problems()
+    assert two.transfer.listed["files"] == 40
+    assert two.kinds["look"]
+    assert_same(area)
+
+
+def touched_ns(area: Path) -> int:
+    (area / "clock").touch()
+    return (area / "clock").stat().st_ctime_ns
+
+
+@pytest.mark.parametrize("kind", ["links", "directories"])
+def test_where_others_have_nothing_to_say_the_scanner_soon_looks_itself(
+    kind: str, area: Path, injector: Path
+) -> None:
+    for number in range(3000):
+        path = area / "source" / f"dir{number % 10}" / f"entry{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "links":
+            path.symlink_to("nowhere")
+        else:
+            path.mkdir()
+    faults = {"FAULT_SLOW_US": "500", **({} if kind == "links" else {"FAULT_NO_KINDS": "1"})}
+    with children_with(LD_PRELOAD=str(injector), **faults):
+        two = Two(area)
+        summary = two.run()
+    assert summary.proved, summary.problems()
+    assert two.asked < 1500
     assert_same(area)
 
 

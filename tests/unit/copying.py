@@ -17,7 +17,7 @@ def worker(area: Path, **more: Any) -> copier.Copier:
     inodes = [(area / name).stat().st_ino for name in ("source", "target")]
     setup = {
         "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
-        "clock": "",
+        "clock": "", "again": False,
         "durable": False, "inodes": inodes, "source": str(area / "source"), "destination": str(area / "target"),
     }  # fmt: skip
     return copier.Copier({**setup, **more})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl.staging import begin, spawn, wire
+from beeond_ctl.staging import coordinator as coordinator_module
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator, _Work
 from beeond_ctl.staging.job import Identity, Job
@@ -886,6 +887,10 @@ def test_a_copier_that_lies_cannot_make_a_transfer_proved_or_hurt_the_coordinato
         "failed\\tother\\tsource\\t{}",
         "batch",
         "kept\\t-1",
+        "making\\nmaking",
+        "ready\\t{}\\nmaking",
+        "look\\tx\\t0\\t[]\\t[]",
+        "look\\t1\\t0\\t[]\\t[]\\n" * 3,
         "nonsense",
     ],
 )
@@ -902,8 +907,39 @@ def test_a_scanner_that_talks_nonsense_fails_at_once_and_proves_nothing(
 
     monkeypatch.setattr(begin, "spawn", talk)
     transfer = coordinator(area, "n1")
-    assert next_work(transfer, "n1") == {"done": {"proved": False}}
+    while "work" in (answer := next_work(transfer, "n1")):
+        assert answer["work"]["kind"] == "look"
+        transfer.report(
+            "n1", {"id": answer["work"]["id"], "attempt": answer["work"]["attempt"], "died": "so be it"}
+        )
+    assert answer == {"done": {"proved": False}}
     assert only_cause(transfer.summary()) == "lost"
+    transfer.close()
+
+
+def test_a_scanner_that_does_not_listen_costs_no_memory_and_holds_nobody_up(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "_MOST_LOOKED", 3 << 20)
+
+    def talk(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        text = r"print('\n'.join(f'look\t{n}\t0\t[]\t[]' for n in range(8)), flush=True); import time; time.sleep(600)"
+        return subprocess.Popen(
+            [sys.executable, "-c", text],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    monkeypatch.setattr(begin, "spawn", talk)
+    transfer = coordinator(area, "n1", "n2", "n3", "n4")
+    for _ in range(8):
+        work = next_work(transfer, "n1")["work"]
+        nothing = {"copied": 0, "skipped": 0, "bytes": 0, "failures": [], "notes": {}, "proofs": ""}
+        transfer.report(
+            "n1", {"id": work["id"], "attempt": work["attempt"], **nothing, "looked": "x" * (1 << 20)}
+        )
+    assert transfer._looked_bytes <= 3 << 20
+    transfer.cancel("enough")
+    assert next_work(transfer, "n1") == {"done": {"proved": False}}
     transfer.close()
 
 

@@ -211,6 +211,23 @@ def test_a_journal_that_cannot_be_written_leaves_no_process(
     assert [child.poll() is not None for child in started] == [True]
 
 
+def test_a_program_that_fails_says_why_even_while_a_thread_of_it_reads() -> None:
+    code = (
+        "import sys, threading; from beeond_ctl.staging import child\n"
+        "def main():\n"
+        "    reads = threading.Thread(target=sys.stdin.buffer.readline, daemon=True)\n"
+        "    reads.start()\n"
+        "    raise RuntimeError('the reason')\n"
+        "child.run(main)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.wait(60) == 1
+        assert program.stderr is not None
+        assert program.stderr.read().splitlines()[-1] == "RuntimeError: the reason"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
