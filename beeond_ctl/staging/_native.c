@@ -289,13 +289,13 @@ struct seen {
 };
 
 struct question {
-	int source, target, update, fresh;
+	int source, target, update;
 	const struct marks *marks;
 	struct mark mark;
 };
 
-/* The status of an entry. What this node remembers of it will do where the same node has seen to it before; `fresh` is
- * what the server says, where there is one (statx(2)). */
+/* The status of an entry; `fresh` is what its server says, where there is one, whatever this node remembers (statx(2)):
+ * what another node has changed a moment ago must not count as what is there. */
 static int status(int dir, const char *name, int fresh, struct stat *info)
 {
 	struct statx found;
@@ -317,7 +317,7 @@ static int status(int dir, const char *name, int fresh, struct stat *info)
 /* Whether one entry is an ordinary file, of `most` bytes at most; its status is put into `info`. */
 static int is_ordinary(const struct question *question, struct seen *seen, off_t most, struct stat *info)
 {
-	if (status(question->source, seen->name, question->fresh, info) < 0)
+	if (status(question->source, seen->name, question->target >= 0, info) < 0)
 		return 0;
 	seen->size = info->st_size;
 	return S_ISREG(info->st_mode) && info->st_nlink == 1 && info->st_size <= most;
@@ -328,7 +328,7 @@ static int compare(const struct question *question, const char *name, const stru
 {
 	struct stat there;
 
-	if (status(question->target, name, question->fresh, &there) < 0)
+	if (status(question->target, name, 1, &there) < 0)
 		return errno == ENOENT ? NOTHING : -1;
 	if (!S_ISREG(there.st_mode) || there.st_size != info->st_size ||
 	    !same_time(ns(info->st_mtim), ns(there.st_mtim)))
@@ -409,7 +409,6 @@ static PyObject *py_look(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "iiy#y#:look", &question.source, &question.target, &names, &length, &prefix,
 	                      &prefix_length))
 		return NULL;
-	question.fresh = question.target >= 0;
 	if (mark_init(&question.mark, prefix, (size_t)prefix_length) < 0)
 		return PyErr_NoMemory();
 	seen = each_of(&question, look, names, length, &count);

@@ -69,7 +69,8 @@ def examine(
     and sizes of ordinary files that are not, and the names that the caller has to look at.
 
     A file is there if its fingerprint is `known` (`prefix` is its directory's path with a slash) or `update` is set,
-    and `target` has it as `scan` says.
+    and `target` has it as `scan` says. Where there is a `target`, servers are asked, whatever this node remembers of
+    both sides.
     """
     return 0, [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
@@ -83,9 +84,6 @@ def look(
     """What it takes to say elsewhere what `examine` says: names and sizes of ordinary files, the names that the caller
     has to look at, and of the files the fingerprints and what `target` has: 0 nothing that counts, 1 a copy if it is
     proved, 2 a copy also for `update`. Files of up to two pieces are ordinary here.
-
-    Where there is a `target` to be compared with, servers are asked, whatever this node remembers of both sides:
-    another one may have changed them a moment ago.
     """
     return [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]], [], []
 

@@ -566,9 +566,12 @@ class _Scan:
             if not proved and not self.update:
                 return False
             there = os.stat(kept, dir_fd=target.fd, follow_symlinks=False)
+            if is_copy(info, there, proved=proved):
+                info, there = _as_told(name, source.fd, info), _as_told(kept, target.fd, there)
+                proved = self._proved(prefix + name, info)
         except OSError:
             return False
-        return is_copy(info, there, proved=proved)
+        return (proved or self.update) and is_copy(info, there, proved=proved)
 
     def _proved(self, path: str, info: os.stat_result) -> bool:
         return self.proofs is not None and self.proofs.has(
@@ -715,6 +718,23 @@ class _Scan:
         except (OSError, ValueError):
             return False
         return stat.S_ISREG(info.st_mode) and info.st_size == size
+
+
+def _as_told(name: str, directory: int, known: os.stat_result) -> os.stat_result:
+    """The status of a file as its server has it, where there is one: to open it asks, whatever this node remembers.
+
+    It may be one that only others may read; then it is what is `known`. Raises OSError.
+    """
+    if not stat.S_ISREG(known.st_mode):
+        return known
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except PermissionError:
+        return known
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
 
 
 def _use_list(scan: _Scan, path: str) -> str:

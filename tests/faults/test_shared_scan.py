@@ -172,7 +172,7 @@ def touched_ns(area: Path) -> int:
 def test_where_others_have_nothing_to_say_the_scanner_soon_looks_itself(
     kind: str, area: Path, injector: Path
 ) -> None:
-    for number in range(3000):
+    for number in range(6000):
         path = area / "source" / f"dir{number % 10}" / f"entry{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         if kind == "links":
@@ -184,7 +184,7 @@ def test_where_others_have_nothing_to_say_the_scanner_soon_looks_itself(
         two = Two(area)
         summary = two.run()
     assert summary.proved, summary.problems()
-    assert two.asked < 1500
+    assert two.asked < 3500  # of which 2048 may be under way before anything is known
     assert_same(area)
 
 
