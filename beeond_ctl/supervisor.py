@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from beeond_ctl import mounts
+from beeond_ctl import listeners, mounts
 from beeond_ctl.backends import Advice, Answer, Command, File, Mounted, PortOpen, Service
 from beeond_ctl.errors import NodeError
 
@@ -225,30 +225,11 @@ def wait_ready(
 def _ready(service: Service, process: Process) -> bool:
     match service.ready:
         case PortOpen(port=port):
-            return _listens(process.pid, port)
+            return listeners.listens(process.pid, port)
         case Mounted(path=path, fstype=fstype):
             mounted = mounts.mount_at(path)
             return mounted is not None and mounted.fstype == fstype
     return True
-
-
-def _listens(pid: int, port: int) -> bool:
-    """Whether process `pid` itself listens on TCP `port`: a connection would also succeed to whoever took the port."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as lines:
-            for line in lines:  # proc_net_tcp.rst in Linux's documentation; listening sockets come first
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    if not inodes:
-        return False
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
-                    return True
-    return False
 
 
 def log_end(path: str) -> str:

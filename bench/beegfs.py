@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import measured
+from bench import beegfs_bare, measured
 from bench.row import Row
 from tests.integration import test_beegfs as beegfs
 from tests.standins.beegfs import programs
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.testbed import Cluster
 
 COUNTS = (2, 4, 8, 16)
+BARE = "the same daemons, started at once by hand"
 PAIRS = 4
 JOBS = 3
 INTERVAL_S = 3.0
@@ -55,8 +56,11 @@ def _edition(cluster: Cluster, edition: str, home: str) -> list[Row]:
             programs.install_real(place, Path(home), edition, mounter)
         cluster.run(node, ["beeond-ctl", "prepare"])
     what, found, first = "real" if home else "stand-ins", [], 0.0
+    if home:
+        beegfs_bare.seconds(cluster, nodes, edition)  # the directories are there from now on
     for count in COUNTS:
         times = [_job(cluster, count) for _ in range(JOBS)]
+        bare = [beegfs_bare.seconds(cluster, nodes[:count], edition) for _ in range(JOBS if home else 0)]
         middle = {name: statistics.median(each[name] for each in times) for name in times[0]}
         first = first or middle["usable"]
         name = f"{edition} ({what}), {count} nodes"
@@ -82,16 +86,14 @@ def _edition(cluster: Cluster, edition: str, home: str) -> list[Row]:
                         0.5,
                     )
                 )
+        growth = f"{name}: growth, to all Online and Good"
         peer = "" if count == COUNTS[0] else f"with {COUNTS[0]} nodes"
-        found.append(
-            Row(
-                f"{name}: growth, to all Online and Good",
-                middle["usable"],
-                "s",
-                peer,
-                first if peer else None,
-            )
-        )
+        found.append(Row(growth, middle["usable"], "s", peer, first if peer else None))
+        if bare:
+            by_hand = statistics.median(bare)
+            found.append(Row("  the same", middle["usable"], "s", BARE, by_hand, 1.1 * by_hand))
+    if home:
+        beegfs_bare.remove(cluster, nodes)
     return found
 
 

@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import stat
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ HIDDEN = [
     "var/lib/beeond-ctl",
     "var/spool/slurmd",
 ]
+MACHINE_UUID = Path("/sys/class/dmi/id/product_uuid")
+"""Every real node has one. Where there is none, each server of BeeGFS 8 looks through all block devices for another
+before it registers; and here these are the devices of all nodes."""
 LOOP_NODES = 128  # device nodes /dev/loopN made beforehand: nothing creates them in a /dev of one's own
 DISK_TYPES = frozenset(["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs"])
 SOFTWARE = ("/usr", "/etc", "/var", "/opt", "/lib", "/bin", "/sbin")
@@ -103,7 +107,12 @@ def make_directory(root: Path, path: str, mode: int, owner: str = "root") -> Non
 
 
 def prepare_overlays(machine_directory: Path, overlays: dict[str, str]) -> None:
-    """Make the upper and work directories before the overlays are mounted, with what is HIDDEN hidden."""
+    """Make the upper and work directories before the overlays are mounted, with what is HIDDEN hidden.
+
+    And what the node's firmware tells, where this machine's tells nothing.
+    """
+    made = uuid.uuid5(uuid.NAMESPACE_DNS, machine_directory.name)
+    put(machine_directory / "firmware", os.path.relpath(MACHINE_UUID, "/sys/class"), f"{made}\n", 0o400)
     for suffix in overlays.values():
         (machine_directory / f"upper{suffix}").mkdir(parents=True)
         (machine_directory / f"work{suffix}").mkdir()
@@ -260,6 +269,9 @@ def namespace_spec(
         _mount("tmpfs", "/tmp", "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=1777"),
         _bind(f"{room}/global", "/global"),
     ]
+    if not MACHINE_UUID.exists():
+        lower = f"{mine}/firmware:{root}/sys/class"
+        mounts.append(_mount("overlay", "/sys/class", "overlay", 0, f"lowerdir={lower}"))
     if machine.role == "compute":
         mounts.append(_bind(f"{room}/nvme/{machine.name}", "/nvme"))
     mounts += [_bind(path, path, readonly=True) for path in shown]

@@ -1,0 +1,91 @@
+"""Who listens on a TCP port, asked of the kernel so that it costs next to nothing: servers are looked at as they start.
+
+/proc/net/tcp lists connections, too: for each read the kernel walks its whole table of these, which has half a million
+rows on a machine of 48 GiB. That takes 6 ms, however few are in use; the question that ss(8) asks takes 0.1 ms. With
+many nodes on one machine the difference was most of what their servers' start cost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+_NETLINK_SOCK_DIAG: Final = 4
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_NLM_F_REQUEST_DUMP: Final = 0x301
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_LISTENING: Final = 10
+"""TCP_LISTEN of the kernel's states."""
+
+_HEADER: Final = struct.Struct("=IHHII")
+"""struct nlmsghdr: length, type, flags, sequence, port."""
+_REQUEST: Final = struct.Struct("=BBBxI2s46s")
+"""struct inet_diag_req_v2: family, protocol, extensions, states, source port in network order, rest of the id."""
+_INODE_OFFSET: Final = 68
+"""Of idiag_inode in struct inet_diag_msg."""
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether process `pid` itself listens on TCP `port`: a connection would also succeed to whoever took the port.
+
+    The process has to be in this network namespace.
+    """
+    try:
+        inodes = _asked(port)
+    except OSError:  # a kernel without the module tcp_diag, or a policy against asking
+        inodes = _read(pid, port)
+    if not inodes:
+        return False
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{name}") in wanted:
+                    return True
+    return False
+
+
+def _asked(port: int) -> set[int]:
+    """Inodes of the sockets that listen on `port`, by sock_diag(7). Raises OSError."""
+    found: set[int] = set()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = _REQUEST.pack(
+                family, socket.IPPROTO_TCP, 0, 1 << _LISTENING, struct.pack("!H", port), b""
+            )
+            length = _HEADER.size + len(request)
+            kernel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 0, 0) + request)
+            found |= _inodes(kernel)
+    return found
+
+
+def _inodes(kernel: socket.socket) -> set[int]:
+    """The inodes in the answer to one request. Raises OSError."""
+    found: set[int] = set()
+    while True:
+        answer = kernel.recv(1 << 16)
+        start = 0
+        while start < len(answer):
+            length, kind = _HEADER.unpack_from(answer, start)[:2]
+            if kind == _NLMSG_DONE:
+                return found
+            if kind == _NLMSG_ERROR:
+                code = struct.unpack_from("=i", answer, start + _HEADER.size)[0]
+                raise OSError(-code, os.strerror(-code))
+            found.add(struct.unpack_from("=I", answer, start + _HEADER.size + _INODE_OFFSET)[0])
+            start += (length + 3) & ~3
+
+
+def _read(pid: int, port: int) -> set[int]:
+    """The same, read from the tables of the network that process `pid` is in."""
+    found: set[int] = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as lines:
+            for line in lines:  # proc_net_tcp.rst in Linux's documentation; listening sockets come first
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(int(fields[9]))
+    return found
