@@ -8,10 +8,14 @@ many nodes on one machine the difference was most of what their servers' start c
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import struct
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -24,8 +28,9 @@ _HEADER: Final = struct.Struct("=IHHII")
 """struct nlmsghdr: length, type, flags, sequence, port."""
 _REQUEST: Final = struct.Struct("=BBBxI2s46s")
 """struct inet_diag_req_v2: family, protocol, extensions, states, source port in network order, rest of the id."""
-_INODE_OFFSET: Final = 68
-"""Of idiag_inode in struct inet_diag_msg."""
+_OWNER: Final = struct.Struct("=II")
+_OWNER_OFFSET: Final = 64
+"""Of idiag_uid and idiag_inode in struct inet_diag_msg."""
 
 
 def listens(pid: int, port: int) -> bool:
@@ -34,7 +39,7 @@ def listens(pid: int, port: int) -> bool:
     The process has to be in this network namespace.
     """
     try:
-        inodes = _asked(port)
+        inodes = set(_asked(port))
     except OSError:  # a kernel without the module tcp_diag, or a policy against asking
         inodes = _read(pid, port)
     if not inodes:
@@ -48,9 +53,21 @@ def listens(pid: int, port: int) -> bool:
     return False
 
 
-def _asked(port: int) -> set[int]:
-    """Inodes of the sockets that listen on `port`, by sock_diag(7). Raises OSError."""
-    found: set[int] = set()
+def users(ports: Iterable[int]) -> list[str]:
+    """Whose processes listen on `ports`, by name; nobody's where the kernel does not say."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for uid in {uid for port in ports for uid in _asked(port).values()}:
+            try:
+                found.add(pwd.getpwuid(uid).pw_name)
+            except KeyError:
+                found.add(str(uid))
+    return sorted(found)
+
+
+def _asked(port: int) -> dict[int, int]:
+    """Inodes of the sockets that listen on `port`, each with its user, by sock_diag(7). Raises OSError."""
+    found: dict[int, int] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
             request = _REQUEST.pack(
@@ -58,13 +75,13 @@ def _asked(port: int) -> set[int]:
             )
             length = _HEADER.size + len(request)
             kernel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 0, 0) + request)
-            found |= _inodes(kernel)
+            found |= _sockets(kernel)
     return found
 
 
-def _inodes(kernel: socket.socket) -> set[int]:
-    """The inodes in the answer to one request. Raises OSError."""
-    found: set[int] = set()
+def _sockets(kernel: socket.socket) -> dict[int, int]:
+    """Inodes, and their users, in the answer to one request. Raises OSError."""
+    found: dict[int, int] = {}
     while True:
         answer = kernel.recv(1 << 16)
         start = 0
@@ -75,7 +92,8 @@ def _inodes(kernel: socket.socket) -> set[int]:
             if kind == _NLMSG_ERROR:
                 code = struct.unpack_from("=i", answer, start + _HEADER.size)[0]
                 raise OSError(-code, os.strerror(-code))
-            found.add(struct.unpack_from("=I", answer, start + _HEADER.size + _INODE_OFFSET)[0])
+            uid, inode = _OWNER.unpack_from(answer, start + _HEADER.size + _OWNER_OFFSET)
+            found[inode] = uid
             start += (length + 3) & ~3
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import zmq
 from zmq.utils import z85
 
+from beeond_ctl import listeners
 from beeond_ctl.errors import NodeError, PeerError, UserError, one_line
 from beeond_ctl.rendezvous import wire
 
@@ -556,7 +557,10 @@ def _bind_first_free(socket: zmq.Socket[bytes], address: str, ports: Sequence[in
         else:
             return port
     listed = ", ".join(str(port) for port in ports)
-    raise NodeError(f"{name}: all ports of the rendezvous are taken ({listed}): give it more, or others")
+    whose = f" by processes of {', '.join(users)}" if (users := listeners.users(ports)) else ""
+    raise NodeError(
+        f"{name}: all ports of the rendezvous are taken{whose} ({listed}): give it more, or others"
+    )
 
 
 def _allow_open_files(needed: int) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from beeond_ctl import listeners
-from beeond_ctl.listeners import listens
+from beeond_ctl.listeners import listens, users
 
 INIT = 1
 
@@ -18,7 +18,7 @@ INIT = 1
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to know it."""
 
-    def refuse(_port: int) -> set[int]:
+    def refuse(_port: int) -> dict[int, int]:
         raise PermissionError
 
     if request.param == "read":
@@ -61,6 +61,20 @@ def test_many_that_listen_on_one_port_are_all_looked_at() -> None:
         port = first.getsockname()[1]
         first.close()
         assert listens(os.getpid(), port)
+
+
+@pytest.mark.root
+def test_whoever_listens_is_named() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as own:
+        os.seteuid(65534)
+        try:
+            other = socket.create_server(("127.0.0.1", 0))
+        finally:
+            os.seteuid(0)
+        with closing(other):
+            ports = [each.getsockname()[1] for each in (own, other)]
+            assert users(ports) == ["nobody", "root"]
+    assert users(ports) == []
 
 
 def test_the_kernel_answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
