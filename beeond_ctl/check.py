@@ -30,6 +30,9 @@ _CONTROLLER: Final = "/usr/bin/beeond-ctl"
 _MARK: Final = rb"beeond-ctl SPANK plugin for Slurm 0x([0-9a-f]{2,4})([0-9a-f]{2})([0-9a-f]{2})\0"
 """Compiled into the plugin, so that a build for another release is seen before Slurm refuses to load it."""
 
+_MACHINE_UUID: Final = Path("/sys/class/dmi/id/product_uuid")
+"""What servers of BeeGFS 8 tell their management (docs/beegfs.md, "The missed answer")."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -141,6 +144,13 @@ def _programs(config: SiteConfig) -> Iterator[Finding]:
         try:
             found = backends.get("beegfs").edition(config, lambda program: shutil.which(program, path=search))
             yield Finding("backend beegfs", "ok", f"version {found}")
+            if found == "8" and not _MACHINE_UUID.exists():
+                yield Finding(
+                    "backend beegfs",
+                    "warn",
+                    f"{_MACHINE_UUID} is missing: each server looks through all block devices for another when it "
+                    "starts; give a virtual machine a UUID",
+                )
         except NodeError as error:
             yield _lack("backend beegfs", one_line(error))
         if shutil.which("mkfs.xfs", path=search) is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl import config as configuration
-from beeond_ctl import storage
+from beeond_ctl import check, storage
 from beeond_ctl.backends import Answer, Command, Keys, beegfs
 from beeond_ctl.backends.beegfs import hashdirs, layout
 from beeond_ctl.config import SiteConfig
@@ -636,3 +636,15 @@ def test_a_copy_without_shared_blocks_is_the_same_and_as_sparse(tmp_path: Path) 
         storage._clone(reading.fileno(), writing.fileno())
     assert copy.read_bytes() == source.read_bytes()
     assert copy.stat().st_blocks * 512 < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("edition", "there", "warned"), [("8", False, True), ("8", True, False), ("7.4", False, False)]
+)
+def test_a_machine_without_a_uuid_is_warned_of_where_servers_search_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edition: str, there: bool, warned: bool
+) -> None:
+    monkeypatch.setattr(check, "_MACHINE_UUID", tmp_path if there else tmp_path / "missing")
+    monkeypatch.setattr(beegfs, "edition", lambda *_: edition)
+    told = [each.text for each in check._programs(make().config) if each.verdict == "warn"]
+    assert any("missing: each server" in text for text in told) == warned
