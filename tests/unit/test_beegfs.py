@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl import config as configuration
 from beeond_ctl import check, storage
+from beeond_ctl import config as configuration
 from beeond_ctl.backends import Answer, Command, Keys, beegfs
 from beeond_ctl.backends.beegfs import hashdirs, layout
 from beeond_ctl.config import SiteConfig

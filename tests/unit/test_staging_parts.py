@@ -19,6 +19,7 @@ from beeond_ctl.staging.journal import Journal, records
 from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.scan import Proofs, read_proofs
 from beeond_ctl.staging.transfer import Fold, Summary, show
+from beeond_ctl.staging.wire import PIECE
 from tests.unit.copying import worker
 
 if TYPE_CHECKING:
@@ -245,6 +246,27 @@ def test_only_what_is_there_as_it_was_proved_is_kept(tmp_path: Path) -> None:
     others = ["dir", "linked", "linked-too"]
     assert ask(update=False) == (1, ["absent", "other-size", "other-time", "unproved"], [1, 1, 1, 1], others)
     assert ask(update=True) == (2, ["absent", "other-size", "other-time"], [1, 1, 1], others)
+    files, sizes, left, marks, there = _native.look(fds[0], fds[1], names, b"below/")
+    assert (files, sizes, left) == (
+        ["absent", "other-size", "other-time", "same", "unproved"],
+        [1] * 5,
+        others,
+    )
+    assert there == [0, 0, 0, 2, 2]
+    infos = [(source / name).stat() for name in files]
+    assert marks == [
+        fingerprint(f"below/{name}", 1, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        for name, info in zip(files, infos, strict=True)
+    ]
+    (target / "same").chmod(0o611)
+    assert _native.look(fds[0], fds[1], names, b"below/")[4] == [0, 0, 0, 1, 2]
+    assert _native.look(fds[0], -1, names, b"below/") == (files, sizes, left, marks, [0] * 5)
+    with (source / "same").open("r+b") as file:
+        file.truncate(2 * PIECE)
+    assert "same" in _native.look(fds[0], fds[1], names, b"below/")[0]
+    with (source / "same").open("r+b") as file:
+        file.truncate(2 * PIECE + 1)
+    assert "same" in _native.look(fds[0], fds[1], names, b"below/")[2]
     fds[1], target_fd = -1, fds[1]
     assert ask(update=True)[0] == 0
     for each in (fds[0], target_fd):
