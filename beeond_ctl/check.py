@@ -149,7 +149,7 @@ def _programs(config: SiteConfig) -> Iterator[Finding]:
                     "backend beegfs",
                     "warn",
                     f"{_MACHINE_UUID} is missing: each server looks through all block devices for another when it "
-                    "starts; give a virtual machine a UUID",
+                    "starts; a virtual machine can be given one",
                 )
         except NodeError as error:
             yield _lack("backend beegfs", one_line(error))

@@ -87,11 +87,14 @@ def _sockets(kernel: socket.socket) -> dict[int, int]:
         start = 0
         while start < len(answer):
             length, kind = _HEADER.unpack_from(answer, start)[:2]
-            if kind == _NLMSG_DONE:
-                return found
-            if kind == _NLMSG_ERROR:
+            if kind in {
+                _NLMSG_DONE,
+                _NLMSG_ERROR,
+            }:  # who has no part of the kernel for this may end it in good order
                 code = struct.unpack_from("=i", answer, start + _HEADER.size)[0]
-                raise OSError(-code, os.strerror(-code))
+                if code:
+                    raise OSError(-code, os.strerror(-code))
+                return found
             uid, inode = _OWNER.unpack_from(answer, start + _HEADER.size + _OWNER_OFFSET)
             found[inode] = uid
             start += (length + 3) & ~3

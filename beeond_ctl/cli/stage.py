@@ -153,9 +153,9 @@ def _job(source: str, destination: str, flags: tuple[str, ...], *, inward: bool)
     if not source or not destination:
         raise UsageError("SRC or DST is empty; write '.' for this directory")
     place, inside = os.environ.get("BEEOND", ""), destination if inward else source
-    if not place and "SLURM_JOB_ID" in os.environ and not inside.startswith("/"):
+    if not place and os.environ.get("SLURM_JOB_ID") and not inside.startswith("/"):
         raise UserError(
-            f"{show(inside)} would be below $BEEOND, which this job has not; ask for it with --beeond, "
+            f"{show(inside)} would be below $BEEOND, which is not set here; ask for it with --beeond, "
             "or write an absolute path"
         )
     if inward:

@@ -126,8 +126,12 @@ def mount_and_settle(here: Here, team: Team, *, fresh: bool = True) -> str:
     """
     if here.backend.mounts_early(here.plan):
         trouble = _trouble(mount, here)
-        return _settle(here, team, fresh=fresh) or trouble
-    return _settle(here, team, fresh=fresh) or _trouble(mount, here)
+        late = _settle(here, team, fresh=fresh)
+        return trouble or late
+    trouble = _settle(here, team, fresh=fresh)
+    if trouble:
+        here.enter("mounting")  # as others do: they have to be unmounted before the manager ends
+    return trouble or _trouble(mount, here)
 
 
 def _trouble(action: Callable[[Here], object], here: Here) -> str:
@@ -153,10 +157,12 @@ def _settle(here: Here, team: Team, *, fresh: bool) -> str:
         early = here.backend.arranges_early(here.plan)
         if fresh and early:
             trouble = _trouble(_arrange, here)
-        missing = {} if trouble else _wait_for_members(here, team, questions, "becoming usable")
+        missing = _wait_for_members(
+            here, team, questions, "becoming usable"
+        )  # in trouble, too: it tells of whom
         if fresh and not early and not missing:
             trouble = _trouble(_arrange, here)  # which may begin a resynchronisation
-            missing = {} if trouble else _wait_for_members(here, team, questions, "becoming whole")
+            missing = _wait_for_members(here, team, questions, "becoming whole")
     late_s = here.config.deadlines.silence  # the leader asks until its deadline
     meet(here, team, "settled", 3 * deadline_s + late_s, missing=missing)
     return trouble

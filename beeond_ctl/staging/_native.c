@@ -314,13 +314,13 @@ static int status(int dir, const char *name, int fresh, struct stat *info)
 	return 0;
 }
 
-/* Whether one entry is an ordinary file, of `most` bytes at most; its status is put into `info`. */
-static int is_ordinary(const struct question *question, struct seen *seen, off_t most, struct stat *info)
+/* Whether one entry is a file that one copier takes on, among others; its status is put into `info`. */
+static int is_ordinary(const struct question *question, struct seen *seen, struct stat *info)
 {
 	if (status(question->source, seen->name, question->target >= 0, info) < 0)
 		return 0;
 	seen->size = info->st_size;
-	return S_ISREG(info->st_mode) && info->st_nlink == 1 && info->st_size <= most;
+	return S_ISREG(info->st_mode) && info->st_nlink == 1 && info->st_size <= WHOLE;
 }
 
 /* What the destination has of it; -1 if that cannot be told. */
@@ -342,7 +342,7 @@ static enum verdict examine(struct question *question, struct seen *seen)
 	struct stat info;
 	int proved, there;
 
-	if (!is_ordinary(question, seen, SMALL, &info))
+	if (!is_ordinary(question, seen, &info))
 		return OTHER;
 	if (question->target < 0)
 		return COPY;
@@ -355,13 +355,13 @@ static enum verdict examine(struct question *question, struct seen *seen)
 	return there == THE_SAME || (there == IF_PROVED && proved) ? KEPT : COPY;
 }
 
-/* All that `examine` goes by, of larger files as well. */
+/* All that `examine` goes by. */
 static enum verdict look(struct question *question, struct seen *seen)
 {
 	struct stat info;
 	int there = NOTHING;
 
-	if (!is_ordinary(question, seen, WHOLE, &info))
+	if (!is_ordinary(question, seen, &info))
 		return OTHER;
 	seen->mark = mark_of(&question->mark, seen->name, &info);
 	if (question->target >= 0)

@@ -259,8 +259,6 @@ class Coordinator:
                 self._making = True
                 self._synced_s = 0.0  # this one is synced
                 self._record(("root", ""))
-                if self._scanner.stdin is not None:
-                    wire.send(self._scanner.stdin, "go")
             elif kind == "ready":
                 self._setup = fields[1]
             elif kind == "missing":
@@ -301,11 +299,13 @@ class Coordinator:
             self._lock.notify_all()
             limit = max(_QUEUE, _QUEUE_PER_NODE * len(self._nodes))
             self._lock.wait_for(lambda: len(self._queue) < limit or bool(self._cancelled))
+        if kind == "making" and self._scanner.stdin is not None:
+            wire.send(self._scanner.stdin, "go")  # who does not listen holds nobody else up
 
     def _add_look(self, number: int, dirs: str, payload: str) -> None:
         """Put names that the scanner wants to be looked at in front: as long as there is room behind, it can go on."""
         self._looks += 1
-        if self._looks > self._most_looks:
+        if not self._setup or self._looks > self._most_looks or not 0 <= number < 1 << 62:
             raise wire.ProtocolError("more is to be looked at than was agreed")
         if self._looked is None:
             self._looked = deque()

@@ -271,6 +271,8 @@ class Copier:
 
         self._spread(iter(dirs), enter, 1)
         self._spread(parts(), act, _LOOKS)
+        if self.there is not None:
+            self.there.trim(0)  # what is put in its place meanwhile is to be seen the next time
         result.extra["looked"] = wire.dumps(looked)
 
     # --- batches ------------------------------------------------------------------------------------------

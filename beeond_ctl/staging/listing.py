@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SMALL = 1 << 20
-"""Bytes up to which a file is listed (data.SMALL: what `engine` calls ordinary)."""
+"""Bytes up to which a file is listed (data.SMALL: what is read in one go)."""
 
 MAX_BYTES, MAX_DIRECTORIES, MAX_RECORD = 32 << 20, 100_000, 4 << 20
 """Of a list, and of one line in it. What goes beyond is not listed, and walked."""

@@ -66,7 +66,7 @@ def examine(
     update: bool,  # noqa: ARG001, FBT001
 ) -> tuple[int, list[str], list[int], list[str]]:
     """What is to be done with names of one directory: how many are at `target` already (a descriptor, or -1), names
-    and sizes of ordinary files that are not, and the names that the caller has to look at.
+    and sizes of files of at most two pieces and one name that are not, and the names that the caller has to look at.
 
     A file is there if its fingerprint is `known` (`prefix` is its directory's path with a slash) or `update` is set,
     and `target` has it as `scan` says. Where there is a `target`, servers are asked, whatever this node remembers of
@@ -81,9 +81,9 @@ def look(
     names: bytes,
     prefix: bytes,  # noqa: ARG001
 ) -> tuple[list[str], list[int], list[str], list[int], list[int]]:
-    """What it takes to say elsewhere what `examine` says: names and sizes of ordinary files, the names that the caller
-    has to look at, and of the files the fingerprints and what `target` has: 0 nothing that counts, 1 a copy if it is
-    proved, 2 a copy also for `update`. Files of up to two pieces are ordinary here.
+    """What it takes to say elsewhere what `examine` says: names and sizes of such files, the names that the caller has
+    to look at, and of the files the fingerprints and what `target` has: 0 nothing that counts, 1 a copy if it is
+    proved, 2 a copy also for `update`.
     """
     return [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]], [], []
 

@@ -310,7 +310,8 @@ class _Scan:
             prefix = f"{above[-1]}/" if above[-1] else ""
             target = trees.there(above[-1]) if self.again else None
             for part in self._look_at(parent, target, prefix, os.fsencode(name) + b"\0"):
-                self._take_in(above[-1], prefix, part)
+                with self.lock:
+                    self._take_in(above[-1], prefix, part)
 
     def _walk_some(self) -> None:
         """Take directories, and names that came back, until none is left or to come."""
@@ -723,13 +724,13 @@ class _Scan:
 def _as_told(name: str, directory: int, known: os.stat_result) -> os.stat_result:
     """The status of a file as its server has it, where there is one: to open it asks, whatever this node remembers.
 
-    It may be one that only others may read; then it is what is `known`. Raises OSError.
+    Of one that we may not read, or that is not at hand (on tape), it is what is `known`. Raises OSError.
     """
     if not stat.S_ISREG(known.st_mode):
         return known
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except PermissionError:
+    except (PermissionError, BlockingIOError):
         return known
     try:
         return os.fstat(fd)

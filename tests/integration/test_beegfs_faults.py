@@ -251,13 +251,19 @@ def test_a_file_system_that_cannot_be_laid_out_is_the_fault_of_who_has_the_serve
     replace(cluster, "n1", tool, LAYOUT.format(then="exec sleep 600" if hangs else "exec false"))
     if hangs:
         replace(cluster, "n2", "beegfs-meta", STOPPED)
-    cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", site.option)
+    job = cluster.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", site.option)
     reason = drained(cluster, "n2" if hangs else "n1")
     assert ("beegfs-meta is stopped" if hangs else "did not come up") in reason, reason
     cluster.run("login", ["rm", "/global/alice/laying-out"])
     site.configure("directory")
     cluster.wait_clean(before, timeout_s=15)
     assert not exists(cluster, "/global/alice/ran")
+    # Nobody's manager ended before all had unmounted.
+    assert not [
+        node
+        for node in NODES
+        if any(each["event"] == "roll-back alone" for each in events(cluster, node, job))
+    ]
 
 
 # --- what holds a mount -----------------------------------------------------------------------------------

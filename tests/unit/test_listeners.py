@@ -87,3 +87,16 @@ def test_what_the_kernel_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(listeners, "_SOCK_DIAG_BY_FAMILY", 9999)
     with pytest.raises(OSError, match="Invalid argument"):
         listeners._asked(1)
+
+
+def test_a_kernel_without_the_part_that_answers_is_not_taken_for_one_where_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "IPPROTO_TCP", 255)  # a protocol that nobody answers for, as without tcp_diag
+    with pytest.raises(FileNotFoundError):
+        listeners._asked(1)
+    monkeypatch.undo()
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(socket, "IPPROTO_TCP", 255)
+        assert listens(os.getpid(), port)

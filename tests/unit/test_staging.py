@@ -889,8 +889,9 @@ def test_a_copier_that_lies_cannot_make_a_transfer_proved_or_hurt_the_coordinato
         "kept\\t-1",
         "making\\nmaking",
         "ready\\t{}\\nmaking",
-        "look\\tx\\t0\\t[]\\t[]",
-        "look\\t1\\t0\\t[]\\t[]\\n" * 3,
+        "ready\\t{}\\nlook\\tx\\t0\\t[]\\t[]",
+        "ready\\t{}\\n" + "look\\t1\\t0\\t[]\\t[]\\n" * 3,
+        "look\\t1\\t0\\t[]\\t[]",
         "nonsense",
     ],
 )
@@ -923,7 +924,8 @@ def test_a_scanner_that_does_not_listen_costs_no_memory_and_holds_nobody_up(
     monkeypatch.setattr(coordinator_module, "_MOST_LOOKED", 3 << 20)
 
     def talk(*_: object, **__: object) -> subprocess.Popen[bytes]:
-        text = r"print('\n'.join(f'look\t{n}\t0\t[]\t[]' for n in range(8)), flush=True); import time; time.sleep(600)"
+        lines = ["ready\t{}", *(f"look\t{number}\t0\t[]\t[]" for number in range(8))]
+        text = f"import time; print(chr(10).join({lines!r}), flush=True); time.sleep(600)"
         return subprocess.Popen(
             [sys.executable, "-c", text],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
