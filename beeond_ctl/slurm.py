@@ -268,9 +268,12 @@ def state_and_nodes(path: Sequence[str], job_id: int) -> tuple[str, str]:
 
 
 ALIVE: Final = frozenset(
-    ["RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"]
+    ["RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"]
 )
-"""States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run."""
+"""States (squeue(1)) of a job that still has its nodes, or whose Epilog may still run.
+
+Not STAGE_OUT, which comes after COMPLETING: slurm_bb_data_out has not ended, and maybe waits for who asks here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
