@@ -231,14 +231,17 @@ def _slurm(config: SiteConfig) -> Iterator[Finding]:
             "RunInJob ends the file system's services with the job's cgroup, before the Epilog; remove it",
         )
     for name in ("Prolog", "Epilog"):
-        if values.get(name, "(null)") == "(null)":
+        # Releases that know several write Prolog[0], Prolog[1], and so on.
+        set_to = [value for key, value in values.items() if re.fullmatch(rf"{name}(\[\d+\])?", key)]
+        if not set(set_to) - {"(null)"}:
             yield Finding(
                 name, "fail", f"is not set; set {name}=/etc/slurm/{name.lower()}.d/* and put 50-beeond there"
             )
     staging = config.deadlines.meet + config.deadlines.stall
-    yield _timeout(
-        "PrologEpilogTimeout", values, staging, "Slurm would kill a stage-in or stage-out that takes longer"
-    )
+    # In later releases (seen on 25.11) the two may differ, and are then shown instead of the one.
+    both: list[str] = [name for name in ("PrologTimeout", "EpilogTimeout") if name in values]
+    for name in both or ["PrologEpilogTimeout"]:
+        yield _timeout(name, values, staging, "Slurm would kill a stage-in or stage-out that takes longer")
     yield _timeout(
         "BatchStartTimeout", values, staging, "Slurm would take a job that waits for its stage-in for lost"
     )
@@ -367,7 +370,7 @@ def _plugin(values: dict[str, str]) -> Iterator[Finding]:
 
 
 def plugins(path: Path, plugin_dir: str, depth: int = 0) -> Iterator[Path]:
-    """Paths of our plugin that the plugstack file `path` names, its includes followed."""
+    """Paths of our plugin that the plugstack file `path` names, its includes followed; `plugin_dir` as Slurm has it."""
     if depth > 8 or not path.is_file():
         return
     for line in path.read_text(errors="replace").splitlines():
@@ -380,7 +383,9 @@ def plugins(path: Path, plugin_dir: str, depth: int = 0) -> Iterator[Path]:
         elif (
             len(words) >= 2 and words[0] in {"required", "optional"} and words[1].rpartition("/")[2] == PLUGIN
         ):
-            yield Path(words[1]) if words[1].startswith("/") else Path(plugin_dir.split(":")[0]) / words[1]
+            # An absolute path stands for itself, whatever is before it.
+            paths = [Path(directory, words[1]) for directory in plugin_dir.split(":")]
+            yield next((each for each in paths if each.exists()), paths[0])
 
 
 def _start_of(daemon: str) -> float | None:

@@ -103,8 +103,9 @@ esac
 exec scontrol update "JobId=$name" "Comment=${comment:+$comment }beeond:directives"]]
 
 -- All that wait, but those with a comment of their own. What Slurm says of a job holds its user's text, which may look
--- like a line of another job's: one of which two different lines are seen is left to its own hook. The id of an array
--- is answered with all of its jobs. A job's name is made of its own id.
+-- like a line of another job's: one of which two different lines are seen is left to its own hook. So is one whose line
+-- ends before its directives, which come after its comment: later releases than 22.05 show the words of sbatch before
+-- both, line breaks and all. The id of an array is answered with all of its jobs. A job's name is made of its own id.
 local MARK_ALL = [[
 cd {state} || exit
 jobs=
@@ -116,7 +117,7 @@ found=$(for job in $jobs; do echo "show job $job"; done | scontrol -o 2>/dev/nul
 		if (line[job] != $0) seen[job]++
 		line[job] = $0
 		array[job] = $2 == "ArrayJobId=" job && $3 ~ /^ArrayTaskId=[0-9]+$/ ? "_" substr($3, 13) : ""
-		pending[job] = / JobState=PENDING /
+		pending[job] = / JobState=PENDING .* BurstBuffer=#BB_LUA/
 		ended[job] = / JobState=(CANCELLED|COMPLETED|FAILED|TIMEOUT|DEADLINE|REVOKED) /
 		marked[job] = / Comment=.*beeond:directives/
 	}
@@ -233,9 +234,30 @@ function slurm_bb_pools()
 	return slurm.SUCCESS, '{"pools":[{"id":"beeond","quantity":' .. units .. ',"granularity":1048576}]}'
 end
 
+-- Later releases than 22.05 (seen on 25.11) link an array's script into the directory of only one of its tasks, and
+-- make none for the others. slurm_bb_paths is to write there: they would be held. So it is done here, as 22.05 does it.
+-- Slurm removes it with the job.
+local function make_directory_of_task(job_id, info)
+	local array = info and tonumber(info.array_job_id) or 0
+	if array == 0 or array == tonumber(job_id) or not state() then return end
+	local function directory(id)
+		return ("%s/hash.%d/job.%d"):format(state(), id % 10, id)
+	end
+	local own = directory(tonumber(job_id))
+	local file = io.open(own .. "/script")
+	if file then
+		file:close()
+		return
+	end
+	local script = quote(directory(array) .. "/script")
+	local text, done = shell(("mkdir -p -m 700 %s && ln %s %s"):format(quote(own), script, quote(own)))
+	if not done then failed("setup", job_id, text) end
+end
+
 -- The job is pending, and has no nodes yet: it is to be marked for its Prologs.
-function slurm_bb_setup(job_id)
+function slurm_bb_setup(job_id, _, _, _, _, _, info)
 	if not is_job(job_id) then return failed("setup", job_id, "burst_buffer.lua: no job id") end
+	make_directory_of_task(job_id, info)
 	local path = to_be_marked(job_id)
 	local file = path and io.open(path, "w")
 	if file then
@@ -285,7 +307,7 @@ end
 -- Within slurmctld, which waits. Steps know by this variable that an instance was promised to them.
 function slurm_bb_paths(job_id, _, path_file)
 	local file = io.open(path_file, "w")
-	if not file then return slurm.ERROR, "cannot write " .. path_file end
+	if not file then return failed("paths", job_id, "cannot write " .. path_file) end
 	file:write("BEEOND_ASKED=" .. job_id .. "\n")
 	file:close()
 	return slurm.SUCCESS

@@ -161,6 +161,27 @@ def test_the_plugin_is_found_through_includes(tmp_path: Path) -> None:
     assert os.path.basename(found[0]) == check.PLUGIN
 
 
+def test_the_plugin_is_looked_for_in_each_directory_of_plugins(tmp_path: Path) -> None:
+    (tmp_path / "plugstack.conf").write_text("required beeond.so\n")
+    (tmp_path / "beeond.so").touch()
+    found = list(check.plugins(tmp_path / "plugstack.conf", f"/usr/lib/slurm:{tmp_path}"))
+    assert found == [tmp_path / "beeond.so"]
+
+
+def test_prologs_and_their_timeouts_are_read_as_later_releases_show_them(tmp_path: Path) -> None:
+    shown = "Prolog[0] = /etc/slurm/prolog.d/*\\nPrologTimeout = 65534\\nEpilogTimeout = 20\\n"
+    script(tmp_path, "scontrol", f"printf '{shown}'")
+    (tmp_path / "config.toml").write_text(
+        f'[storage]\nkind = "directory"\npaths = ["/nvme"]\n[slurm]\npath = ["{tmp_path}"]\n'
+    )
+    found = {finding.subject: finding.verdict for finding in check.check_node(tmp_path / "config.toml")}
+    assert "Prolog" not in found
+    assert found["Epilog"] == "fail"
+    assert found["PrologTimeout"] == "ok"
+    assert found["EpilogTimeout"] == "warn"
+    assert "PrologEpilogTimeout" not in found
+
+
 def test_an_epilog_needs_no_more_than_the_job_id() -> None:
     assert slurm.epilog_job({"SLURM_JOB_ID": "42"}) == 42
     with pytest.raises(NodeError, match="SLURM_JOB_ID"):
