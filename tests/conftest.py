@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("tests.integration.job_faults")
 
+_SLURM = os.environ.get("SLURM_HOME", "")
 _NEEDS = {
     "cluster": ("slurmctld", "slurmd", "munged", "sshd", "ip", "losetup", "mkfs.xfs"),
     "gluster": ("glusterfsd", "glusterfs"),
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if os.geteuid() != 0:
                 item.add_marker(pytest.mark.skip(reason="needs root"))
             for program in programs:
-                if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
+                if shutil.which(program, path=f"{_SLURM}/sbin:/usr/sbin:/usr/bin:/sbin:/bin") is None:
                     item.add_marker(pytest.mark.skip(reason=f"needs {program}; run `make deps`"))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.testbed import slurm
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ BIN = Path(sys.executable).parent
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not (BIN / "ansible-playbook").exists(), reason="no ansible-core in this environment"),
+    pytest.mark.skipif(slurm.HOME != "", reason="for the distribution's Slurm, and SLURM_HOME is another"),
 ]
 
 CONFIG = {

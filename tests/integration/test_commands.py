@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.on_cluster import verdicts
+from tests.testbed.product import plugin_directory
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def test_check_asks_for_no_secret_where_no_jobs_run(cluster: Cluster) -> None:
 
 
 def test_check_names_what_would_bite(cluster: Cluster) -> None:
-    plugin = cluster.run("n1", ["sh", "-c", "ls /usr/lib/*/slurm-wlm/beeond.so"]).stdout.strip()
-    cluster.run("n1", ["touch", plugin])
+    cluster.run("n1", ["touch", f"{plugin_directory()}/beeond.so"])
     cluster.run("n1", ["chmod", "644", "/etc/beeond-ctl/secret"])
     cluster.run("n1", ["chmod", "777", "/nvme/beeond"])
     try:

@@ -107,6 +107,8 @@ def test_many_small_files_come_in_from_everywhere_and_go_out_as_one(cluster: Clu
 
 @pytest.mark.skipif(shutil.which("mpicc") is None, reason="needs mpicc; run `make deps`")
 def test_mpi_processes_share_one_file_and_have_one_each(cluster: Cluster) -> None:
+    if "pmix" not in cluster.run("login", ["sh", "-c", "srun --mpi=list 2>&1"]).stdout:
+        pytest.skip("needs a Slurm with PMIx")
     cluster.run(
         "login", ["sh", "-c", "cat > mpi-files.c"], user="alice", input=(EXAMPLES / "mpi-files.c").read_text()
     )

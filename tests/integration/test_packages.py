@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.site_config import CONFIG
-from tests.testbed import Cluster
+from tests.testbed import Cluster, slurm
 from tests.testbed.host import CommandError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper; run `make deps`"),
+    pytest.mark.skipif(slurm.HOME != "", reason="for the distribution's Slurm, and SLURM_HOME is another"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -37,7 +37,7 @@ HOOKS = [
     "pre_run",
     "post_run",
 ]
-HOOKS += ["data_out", "get_status"]
+HOOKS += ["data_out", "get_status", "test_data_in", "test_data_out"]
 BURST_BUFFER = "\n".join(f"function slurm_bb_{hook}() return slurm.SUCCESS end" for hook in HOOKS)
 
 
@@ -464,7 +464,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "slurm/prolog.d/50-it",
         "slurm/epilog.d/50-it",
         "slurm/plugstack.conf.d/it.conf",
-        "spank/it.so",
+        f"{product.BUILT}/it.so",
         ".venv/bin/beeond-ctl",
     ):
         (tmp_path / name).parent.mkdir(parents=True)
@@ -497,7 +497,9 @@ def test_the_product_is_installed_as_a_site_would_and_the_secret_not_on_the_logi
 
 
 def test_what_of_the_product_does_not_exist_is_named(project: Path, tmp_path: Path) -> None:
-    (project / "spank/it.so").unlink()
+    (project / product.BUILT / "it.so").unlink()
     project.chmod(0o700)
-    with pytest.raises(TestbedError, match=r"lacks: spank/\*\.so, permission for the cluster's users"):
+    with pytest.raises(
+        TestbedError, match=rf"lacks: {product.BUILT}/\*\.so, permission for the cluster's users"
+    ):
         product.install(tmp_path, node.machines(1)[0], "", "")

@@ -154,12 +154,23 @@ def furnish(root: Path, machine: Machine, every: list[Machine], keys: Path, slur
     ]))  # fmt: skip
     put(root, "etc/shadow", _accounts("shadow", [f"{u.name}:*:19000::::::" for u in USERS]), 0o640)
     os.chown(root / "etc/shadow", 0, grp.getgrnam("shadow").gr_gid)
+    if slurm.HOME:
+        _put_programs(root, Path(slurm.HOME))
     put(root, "etc/slurm/slurm.conf", slurm_conf)
     put(root, "etc/slurm/plugstack.conf", slurm.PLUGSTACK_CONF)
     put(root, "etc/slurm/cgroup.conf", slurm.CGROUP_CONF)
     put(root, "etc/munge/munge.key", (keys / "munge.key").read_text(), 0o400, "munge")
     put(root, SERVICES_PATH, SERVICES, 0o755)
     _fill_ssh(root, machine, every, keys)
+
+
+def _put_programs(root: Path, home: Path) -> None:
+    """Slurm's programs, where the distribution's are or would be, and a place for plugins."""
+    make_directory(root, slurm.OUR_PLUGINS.lstrip("/"), 0o755)
+    for program in [*home.glob("bin/*"), *home.glob("sbin/*")]:
+        link = root / "usr" / program.relative_to(home)
+        link.unlink(missing_ok=True)
+        link.symlink_to(program)
 
 
 SERVICES_PATH = "usr/local/sbin/testbed-services"

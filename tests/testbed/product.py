@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.testbed import slurm
 from tests.testbed.host import TestbedError
 from tests.testbed.node import Machine, put
 
@@ -46,8 +47,10 @@ class Item:
     mode: int
 
 
-def _plugin_directory() -> str:
-    """Where this machine's Slurm looks for plugins: where its own are."""
+def plugin_directory() -> str:
+    """Where Slurm looks for plugins: where this machine's own are."""
+    if slurm.HOME:
+        return slurm.OUR_PLUGINS
     for pattern in ("/usr/lib/*/slurm-wlm", "/usr/lib64/slurm", "/usr/lib/*/slurm"):
         for directory in sorted(Path("/").glob(pattern.lstrip("/"))):
             if (directory / "select_cons_tres.so").exists():
@@ -55,19 +58,22 @@ def _plugin_directory() -> str:
     return "/usr/lib/slurm"
 
 
+# Where spank/Makefile puts the plugin.
+BUILT = f"build/spank-{Path(slurm.HOME).name}" if slurm.HOME else "spank"
+
 ITEMS = (
     Item("slurm/prolog.d/*", "/etc/slurm/prolog.d", COMPUTE, 0o755),
     Item("slurm/epilog.d/*", "/etc/slurm/epilog.d", COMPUTE, 0o755),
     Item("slurm/plugstack.conf.d/*.conf", "/etc/slurm/plugstack.conf.d", EVERYWHERE, 0o644),
-    Item("spank/*.so", _plugin_directory(), EVERYWHERE, 0o755),
+    Item(f"{BUILT}/*.so", plugin_directory(), EVERYWHERE, 0o755),
 )
 
 
 def shown_directories() -> list[str]:
-    """The project and the Python environment that runs this: what every node sees at the same path."""
+    """The project, the Python environment that runs this, Slurm's: what every node sees at the same path."""
     python = (_environment() / "bin/python").resolve().parent.parent
     found = [str(PROJECT)]
-    for path in (_environment(), python):
+    for path in (_environment(), python, *([Path(slurm.HOME)] if slurm.HOME else [])):
         if not path.is_relative_to(PROJECT) and not path.is_relative_to("/usr"):
             found.append(str(path))
     return found

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+
+HOME = os.environ.get("SLURM_HOME", "")
+"""The prefix of the Slurm that clusters run, in place of the distribution's."""
+OUR_PLUGINS = "/usr/lib/slurm"  # beside those in HOME, which nodes see read-only
 
 CPUS_PER_NODE = 4  # declared, not real: two users' jobs shall fit on the same nodes at once
 
@@ -21,7 +26,7 @@ JOB_ENDED = frozenset(
     ]
 )
 
-# proctrack/linuxproc and task/none keep slurmd away from control groups, which belong to the machine.
+# proctrack/linuxproc keeps slurmd away from control groups, which belong to the machine.
 # SchedulerParameters: a batch job starts with slurmctld's next tick, a second at most.
 # SlurmdTimeout: what a lost node costs a test. MinJobAge: jobs can be asked about for a whole test session.
 SLURM_CONF = """\
@@ -40,10 +45,6 @@ SlurmdDebug=debug
 LogTimeFormat=iso8601_ms
 
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-MpiDefault=none
 PropagateResourceLimits=NONE
 
 PrologFlags=Alloc
@@ -76,8 +77,8 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 PLUGSTACK_CONF = "include /etc/slurm/plugstack.conf.d/*.conf\n"
 
-# Read only where a plugin asks for control groups; ours do not.
-CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+# No plugin of ours asks for control groups, but slurmd wants to know which there are. 22.05 cannot do without.
+CGROUP_CONF = "CgroupPlugin=disabled\n" if HOME else "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class NodeState:
 
 def slurm_conf(cluster: str, nodes: list[str], extra: str = "") -> str:
     """The text of slurm.conf; `extra` lines come last but for nodes and partitions, so they win."""
+    if HOME:
+        extra += f"\nPluginDir={HOME}/lib/slurm:{OUR_PLUGINS}\n"
     return SLURM_CONF.format(cluster=cluster, nodes=",".join(nodes), cpus=CPUS_PER_NODE, extra=extra)
 
 

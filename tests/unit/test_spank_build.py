@@ -29,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plugin(source: Path) -> Path:
-    built = run("make", "-C", source)
+    built = run("make", "-C", source, "SLURM_HOME=")
     assert built.returncode == 0, built.stderr
     return source / "beeond.so"
 
