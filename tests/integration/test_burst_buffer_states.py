@@ -155,9 +155,8 @@ def test_a_job_that_is_requeued_stages_out_and_begins_again(bb: Cluster) -> None
     wait_for("put back", lambda: bb.job(job)["JobState"] == "PENDING")
     bb.run("login", ["rm", "-r", "out/again"], user="alice")
 
-    def begun() -> (
-        bool
-    ):  # Slurm puts the start off by two minutes, and maybe once more when its hook has ended
+    def begun() -> bool:
+        # Slurm puts the start off by two minutes, and maybe once more when its hook has ended
         if bb.job(job).get("EligibleTime", "") > time.strftime("%Y-%m-%dT%H:%M:%S"):
             bb.run("ctl", ["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
         return exists(bb, "/global/alice/begun/again")
