@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.look import look
 from beeond_ctl.staging.worker import serve
+from bench import slow_calls
 from bench.row import Row
 from bench.staging import small_files
 
@@ -84,10 +84,7 @@ def rows() -> list[Row]:
     area = Path(tempfile.mkdtemp(prefix="listed-bench-", dir="/dev/shm"))
     environment = spawn._ENVIRONMENT
     try:
-        library = area / "slow_calls.so"
-        code = Path(__file__).with_name("slow_calls.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, code, "-ldl"], check=True)
-        slow = {"LD_PRELOAD": str(library), "CALL_DELAY_US": str(DELAY_US), "CALL_DELAY_BELOW": str(area)}
+        slow = slow_calls.environment(area, DELAY_US)
         place = _Place(area, FILES)
         found = []
         for where, more, rounds in (("in memory", {}, ROUNDS), ("5 ms more in each metadata call", slow, 1)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,6 +18,7 @@ from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.worker import serve
+from bench import slow_calls
 from bench.row import Row
 from bench.staging import small_files
 
@@ -30,11 +30,8 @@ def rows() -> list[Row]:
     area = Path(tempfile.mkdtemp(prefix="scan-bench-", dir="/dev/shm"))
     environment = spawn._ENVIRONMENT
     try:
-        library = area / "slow_calls.so"
-        code = Path(__file__).with_name("slow_calls.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, code, "-ldl"], check=True)
         small_files(area / "source", FILES)
-        slow = {"LD_PRELOAD": str(library), "CALL_DELAY_US": str(DELAY_US), "CALL_DELAY_BELOW": str(area)}
+        slow = slow_calls.environment(area, DELAY_US)
         spawn._ENVIRONMENT = {**environment, **slow}
         found = []
         for flags, what in (((), "anew"), (("update",), "again with +update, nothing changed")):

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import click
 
 import beeond_ctl
+from bench import slow_calls
 from bench.row import Row
 
 if TYPE_CHECKING:
@@ -274,12 +275,9 @@ def bench_big(bench: Bench, count: int) -> None:
 
 def bench_slow(bench: Bench, count: int, delay_us: int = 5000) -> None:
     """Every metadata call of both programs takes 5 ms longer (see slow_calls.c)."""
-    library = bench.area / "slow_calls.so"
-    code = Path(__file__).with_name("slow_calls.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, code, "-ldl"], check=True)
     source, target = bench.area / "slow", bench.area / "target"
     small_files(source, count)
-    slow = {"LD_PRELOAD": str(library), "CALL_DELAY_US": str(delay_us), "CALL_DELAY_BELOW": str(bench.area)}
+    slow = slow_calls.environment(bench.area, delay_us)
     preload = " ".join(f"{key}={value}" for key, value in slow.items())
     bench.compare(
         f"{count} x 4 KiB, {delay_us / 1000:g} ms more in each metadata call",
