@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +18,8 @@ from beeond_ctl.staging import spawn
 from tests.faults import trees
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
-    from pathlib import Path
 
 RUNS = int(os.environ.get("BEEOND_FAULT_RUNS", "30"))
 CALLS = (
@@ -39,3 +41,30 @@ def children_with(**variables: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, **variables})
         yield
+
+
+def children_after(program: subprocess.Popen[bytes], delay_s: float) -> list[int]:
+    """Its children's process ids after some moments; a random time is the point here, not a condition."""
+    time.sleep(delay_s)
+    try:
+        text = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text()
+        for task in Path(f"/proc/{program.pid}/task").iterdir():
+            text += " " + (task / "children").read_text()
+    except OSError:
+        return []
+    return [int(pid) for pid in set(text.split())]
+
+
+def await_end(pids: list[int]) -> None:
+    """Wait until orphaned children have seen that their parent is gone."""
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a copier outlives its parent"
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

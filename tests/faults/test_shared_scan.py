@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,12 +21,19 @@ from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.look import look
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
-from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
+from tests.faults.injected import (
+    CALLS,
+    ERRNOS,
+    RUNS,
+    assert_same,
+    await_end,
+    children_after,
+    children_with,
+)
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from beeond_ctl.staging.transfer import Summary
 
@@ -271,4 +280,34 @@ def test_one_failing_call_while_others_look_is_reported_and_the_next_run_complet
         assert summary.problems() != []
     again = Two(area).run()
     assert again.proved, (call, number, code, again.problems())
+    assert_same(area)
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from tests.faults.injected import children_with
+from tests.faults.test_shared_scan import SLOW, Two
+print("go", flush=True)
+with children_with(LD_PRELOAD=sys.argv[2], **SLOW):
+    Two(Path(sys.argv[1])).run()
+"""
+
+
+@pytest.mark.parametrize("seed", range(max(1, RUNS // 3)))
+def test_killed_as_a_whole_while_others_look_the_transfer_resumes(
+    seed: int, area: Path, injector: Path
+) -> None:
+    rng = random.Random(seed)
+    trees.build(os.fsencode(area / "source"), seed, entries=300)
+    argv = [sys.executable, "-c", _PROGRAM, str(area), str(injector)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        children = children_after(program, rng.uniform(0.1, 0.6))
+        program.kill()
+    await_end(children)
+    with children_with(LD_PRELOAD=str(injector), **SLOW):
+        summary = Two(area).run()
+    assert summary.proved, summary.problems()
     assert_same(area)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,15 @@ from beeond_ctl.staging.journal import _read
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
-from tests.faults.injected import CALLS, ERRNOS, RUNS, assert_same, children_with
+from tests.faults.injected import (
+    CALLS,
+    ERRNOS,
+    RUNS,
+    assert_same,
+    await_end,
+    children_after,
+    children_with,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -281,13 +288,13 @@ def test_killed_at_any_moment_the_transfer_resumes_where_it_was(
     )
     assert program.stdout is not None
     program.stdout.readline()
-    children = _children_after(program, rng.uniform(0.0, 0.2))
+    children = children_after(program, rng.uniform(0.0, 0.2))
     victim = rng.choice([program.pid, *children])
     with contextlib.suppress(ProcessLookupError):  # it was quicker
         os.kill(victim, signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    _await_end(children)
+    await_end(children)
     journal = next((area / "journal").glob("*.journal"), None)
     if journal is not None and rng.random() < 0.3:
         os.truncate(
@@ -314,30 +321,3 @@ def _start(journal: Path) -> int:
     ends = [end for kind, _, end in _read(fd, None) if kind in ("header", "run", "root")]
     os.close(fd)
     return max(ends, default=0)
-
-
-def _children_after(program: subprocess.Popen[bytes], delay_s: float) -> list[int]:
-    """Its children's process ids after some moments; a random time is the point here, not a condition."""
-    time.sleep(delay_s)
-    try:
-        text = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text()
-        for task in Path(f"/proc/{program.pid}/task").iterdir():
-            text += " " + (task / "children").read_text()
-    except OSError:
-        return []
-    return [int(pid) for pid in set(text.split())]
-
-
-def _await_end(pids: list[int]) -> None:
-    """Wait until orphaned children have seen that their parent is gone."""
-    deadline = time.monotonic() + 20
-    while any(_runs(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a copier outlives its parent"
-        time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
