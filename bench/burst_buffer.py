@@ -5,6 +5,9 @@ memory, and in each answer to `squeue`. Its one node is kept busy: what is measu
 nodes. `squeue` is asked at the same lengths of the queue, and as often, for either kind, with a pause in between; it
 runs beside slurmctld, as the hooks do, and its own start is most of its time. How long slurmctld itself took for those
 answers, waiting for its locks included, is what it says of it (`sdiag`). The first jobs warm the caches.
+
+On a host with few cores that is mostly about who has one. Hence a kind in which all that slurmctld starts has one core,
+and the rest the others: what is left is what its locks, and questions to it, make others wait for.
 """
 
 from __future__ import annotations
@@ -14,11 +17,16 @@ import re
 import statistics
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.row import Row
 from tests.testbed import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NAME = "bench"
 JOBS = 200
@@ -102,23 +110,46 @@ def rows() -> list[Row]:
         nothing = Path(directory) / "burst_buffer.lua"
         nothing.write_text(NOTHING)
         kinds = (
-            ("a #BB_LUA stage_out", ASKING, ours),
-            ("a #BB_LUA stage_out, by hooks that do nothing,", ASKING, nothing),
-            ("a #BB_LUA stage_in, looked at,", LOOKING, ours),
+            ("a #BB_LUA stage_out", ASKING, ours, False),
+            ("a #BB_LUA stage_out, by hooks that do nothing,", ASKING, nothing, False),
+            ("a #BB_LUA stage_out, whose hooks have a core,", ASKING, ours, True),
+            ("a #BB_LUA stage_out, by hooks that do nothing and have a core,", ASKING, nothing, True),
+            ("a #BB_LUA stage_in, looked at,", LOOKING, ours, False),
         )
         made: list[Row] = []
-        for what, script, lua in kinds:
+        for what, script, lua, apart in kinds:
+            if apart and len(os.sched_getaffinity(0)) < 2:
+                continue
             mine, peer = _Found(), _Found()
             for _ in range(TURNS):
-                rounds = _pass(script, lua, 0, mine)
-                _pass(PLAIN, lua, rounds, peer)
+                rounds = _pass(script, lua, 0, mine, apart=apart)
+                _pass(PLAIN, lua, rounds, peer, apart=apart)
             made += _rows(what, mine, peer, GOAL if lua is ours else None)
     return made
 
 
-def _pass(script: str, lua: Path, rounds: int, found: _Found) -> int:
+@contextmanager
+def _apart(cluster: Cluster) -> Iterator[None]:
+    """Slurm's hooks have the last core, slurmctld and whoever asks it the others."""
+    before = os.sched_getaffinity(0)
+    *rest, last = sorted(before)
+    for process in cluster.processes("ctl"):
+        is_hooks = "slurmscriptd" in " ".join(process.cmdline())
+        for thread in os.listdir(f"/proc/{process.pid}/task"):
+            os.sched_setaffinity(int(thread), {last} if is_hooks else rest)
+    os.sched_setaffinity(0, rest)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _pass(script: str, lua: Path, rounds: int, found: _Found, *, apart: bool) -> int:
     """Measure one turn; returns the rounds of asking after all had been submitted."""
-    with Cluster.up(NAME, nodes=1, with_product=True, burst_buffer=lua, slurm_extra=SCHEDULER) as cluster:
+    with (
+        Cluster.up(NAME, nodes=1, with_product=True, burst_buffer=lua, slurm_extra=SCHEDULER) as cluster,
+        _apart(cluster) if apart else nullcontext(),
+    ):
         cluster.submit("bob", "#!/bin/sh\nsleep 3600\n", "-N1", "--exclusive", "--time=60")
         _drive(cluster, 5, script, 1 if rounds else 0)
         _cancel(cluster)
