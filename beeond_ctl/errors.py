@@ -6,7 +6,8 @@
     │   └── ConfigError        the site's configuration is malformed
     ├── UserError              a mistake of the job's user, found on a node: fails the job, drains nothing
     ├── NodeError              a fault of a node: fails the Prolog or Epilog there, and only there
-    │   └── EndedError         this process was told to end (SIGTERM, SIGINT)
+    │   ├── EndedError         this process was told to end (SIGTERM, SIGINT)
+    │   └── OutsideError       nobody's fault in bring-up (slurmctld is silent): fails the job, drains nothing
     ├── PeerError              another node failed or did not come; this one is innocent
     ├── JobGoneError           the job was cancelled or requeued while we worked for it
     └── RetainedError          the data was kept because it is not proved to be on global storage
@@ -49,10 +50,14 @@ class EndedError(NodeError):
     """This process was told to end, and has to roll back."""
 
 
+class OutsideError(NodeError):
+    """Why a job gets no file system though none of its nodes is at fault: slurmctld is silent, a user has its ports."""
+
+
 class PeerError(BeeondError):
     """Another node of the job failed or did not come.
 
-    `user_fault` tells whether what failed elsewhere was the user's mistake; `nodes` are those at fault.
+    `user_fault` tells whether what failed elsewhere was the user's mistake; `nodes` are those at fault, if any is.
     """
 
     def __init__(self, message: str, nodes: tuple[str, ...] = (), *, user_fault: bool = False) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from beeond_ctl.errors import JobGoneError, PeerError, RequestError, UserError, one_line
+from beeond_ctl.errors import JobGoneError, OutsideError, PeerError, RequestError, UserError, one_line
 
 if TYPE_CHECKING:
     from beeond_ctl.lifecycle.here import Here
@@ -32,8 +32,8 @@ class Team(Protocol):
     def ask(self, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Ask the leader. Raises PeerError."""
 
-    def fail(self, message: str, *, user_fault: bool) -> None:
-        """Tell all that this node cannot go on."""
+    def fail(self, message: str, *, user_fault: bool, nobody: bool = False) -> None:
+        """Tell all that this node cannot go on; `nobody`: neither it nor the user is at fault."""
 
 
 class _Alone:
@@ -50,7 +50,7 @@ class _Alone:
     def ask(self, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:  # noqa: ARG002
         return self._handlers[kind](self._node, payload)
 
-    def fail(self, message: str, *, user_fault: bool) -> None:
+    def fail(self, message: str, *, user_fault: bool, nobody: bool = False) -> None:
         """Nobody to tell."""
 
 
@@ -67,7 +67,7 @@ def open_team(
     Who only mounted has no part in a recovery: after a reboot such a node knows nothing of the job. Guests have none in
     an Epilog: their component ends when it likes.
 
-    Raises NodeError when the leader finds no port to listen on.
+    Raises NodeError when the leader finds no port to listen on, OutsideError where users have them.
     """
     plan = here.first_plan
     nodes = {"recover": plan.servers, "epilog": plan.own_nodes}.get(purpose, plan.nodes)
@@ -84,6 +84,7 @@ def open_team(
             Leader(
                 key, nodes, plan.rendezvous_ports,
                 name=plan.leader, combine=combine, handlers=handlers, silence_s=silence_s,
+                uncertain=plan.guests if purpose == "share" else (),  # they may not have asked for a part in it
             ),
             Member(key, here.node, address, plan.rendezvous_ports, leader=plan.leader, silence_s=silence_s) as me,
         ):  # fmt: skip
@@ -105,6 +106,6 @@ def telling(team: Team, here: Here) -> Iterator[None]:
         raise
     except BaseException as error:
         user_fault = isinstance(error, (UserError, RequestError, JobGoneError))
-        team.fail(one_line(error), user_fault=user_fault)
+        team.fail(one_line(error), user_fault=user_fault, nobody=isinstance(error, OutsideError))
         here.events.log("failed", message=one_line(error), user_fault=user_fault)
         raise

@@ -23,7 +23,7 @@ import zmq
 from zmq.utils import z85
 
 from beeond_ctl import listeners
-from beeond_ctl.errors import NodeError, PeerError, UserError, one_line
+from beeond_ctl.errors import NodeError, OutsideError, PeerError, UserError, one_line
 from beeond_ctl.rendezvous import wire
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Leader:
     member's questions in threads of their own. An exception in `combine` ends the meeting, one in a handler
     goes to who asked. A PeerError raised by either names the nodes at fault.
 
-    Raises NodeError when no port is free. A fork without exec must not touch it.
+    Raises NodeError when no port is free, OutsideError where users have them. A fork without exec must not touch it.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class Leader:
         silence_s: float = 10.0,
         farewell_s: float = 2.0,
         late_s: float = 5.0,
+        uncertain: Sequence[str] = (),
     ) -> None:
-        """`name` is the leader's own node, the first of `nodes` unless given.
+        """`name` is the leader's own node, the first of `nodes` unless given. Of `uncertain` ones nobody knows whether
+        they try to come: that they do not tells nothing of the leader.
 
         A node that was in contact and is not heard from for `silence_s` is lost. `close` waits at most
         `farewell_s` for members to take their last message and, if the meeting failed, `late_s` for nodes
@@ -106,6 +108,7 @@ class Leader:
         """
         self.name = name or nodes[0]
         self._nodes = {node: _Node(node) for node in nodes}
+        self._uncertain = frozenset(uncertain)
         self._combine = dict(combine or {})
         self._handlers = dict(handlers or {})
         self._silence_s, self._farewell_s, self._late_s = silence_s, farewell_s, late_s
@@ -293,7 +296,8 @@ class Leader:
         elif self._is_new(node, message["id"]):
             if kind == "fail":
                 text = f"{node.name}: {message['message']}"
-                self._end(text, (node.name,), user_fault=message["user_fault"])
+                blamed = () if message["nobody"] else (node.name,)
+                self._end(text, blamed, user_fault=message["user_fault"])
             if self._abort is not None:
                 self._send(node, self._abort)
             elif kind == "meet":
@@ -453,6 +457,11 @@ class Leader:
         ]
         return len(others) > 1 and since_s > 0 and all(now - each.seen > since_s for each in others)
 
+    def _was_never_reached(self) -> bool:
+        """Whether none of several other nodes ever came: then it is this one that is most likely at fault."""
+        others = [each for each in self._nodes.values() if each.name not in {self.name, *self._uncertain}]
+        return len(others) > 1 and all(each.route is None for each in others)
+
     def _give_up(self, node: _Node) -> None:
         node.lost = True
         self._lost += 1
@@ -468,12 +477,21 @@ class Leader:
         for name, point in list(self._points.items()):
             if point.deadline > now:
                 continue
+            if self._was_never_reached():
+                text = f"none of the other nodes has ever reached {self.name} port {self.port}, within"
+                text += f" {point.timeout_s:.3g} s to {name!r}: is its network up, a firewall in between, its"
+                text += " address right, are its site secret and network.ports those of the others?"
+                text += " Or are they all down?"
+                self._end(text, (self.name,))
+                return
             away = [node for node in self._nodes.values() if node.name not in point.reports and not node.lost]
             names = tuple(node.name for node in away)
             text = f"{wire.fold(names)} did not come to {name!r} within {point.timeout_s:.3g} s"
             if never := [node.name for node in away if node.route is None]:
                 text += f"; {wire.fold(never)} never reached {self.name} port {self.port}: is the Prolog or"
                 text += " Epilog running there, is a firewall in between, is the site secret the same?"
+                if len(self._nodes) == 2:  # of two it cannot be told
+                    text += f" Or is it {self.name} that cannot be reached?"
             for last in sorted({node.point for node in away if node.route is not None}):
                 there = wire.fold(node.name for node in away if node.route is not None and node.point == last)
                 text += f"; {there} got no further than {last or 'the start'!r}"
@@ -490,7 +508,7 @@ class Leader:
             if node.left or node.lost:
                 continue
             for request, data in node.answers.items():
-                if data is None:
+                if data is None and self._abort is None:  # else they were told why: this would hide it
                     self._send(node, _refusal(request, f"{self.name} has ended the meeting", (self.name,)))
             self._send(node, closing)
 
@@ -556,8 +574,10 @@ def _bind_first_free(socket: zmq.Socket[bytes], address: str, ports: Sequence[in
                 ) from error
         else:
             return port
+    if users := listeners.strangers(ports):  # anybody can reckon which they are
+        raise OutsideError(f"{name}: no port is left for the rendezvous ({users}); see why (ss -ltnp)")
     listed = ", ".join(str(port) for port in ports)
-    whose = f" by processes of {', '.join(users)}" if (users := listeners.users(ports)) else ""
+    whose = f" by processes of {', '.join(owners)}" if (owners := listeners.users(ports)) else ""
     raise NodeError(
         f"{name}: all ports of the rendezvous are taken{whose} ({listed}): give it more, or others"
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
-from beeond_ctl.errors import NodeError, PeerError, UserError, one_line
+from beeond_ctl.errors import NodeError, OutsideError, PeerError, UserError, one_line
 from beeond_ctl.rendezvous import wire
 from beeond_ctl.rendezvous.leader import BEAT_S, BROKEN_S
 
@@ -145,7 +145,8 @@ class Member:
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         """Tell the others of `error`, if that is not what they already know, and leave."""
         if error is not None and not isinstance(error, PeerError):
-            self.fail(one_line(error), user_fault=isinstance(error, UserError))
+            nobody = isinstance(error, OutsideError)
+            self.fail(one_line(error), user_fault=isinstance(error, UserError), nobody=nobody)
         self.close()
 
     def meet(self, point: str, report: Body, timeout_s: float) -> Body:
@@ -165,11 +166,16 @@ class Member:
         """
         return self._call("ask", {"kind": kind, "payload": payload}, timeout_s)
 
-    def fail(self, message: str, *, user_fault: bool, timeout_s: float = 5.0) -> None:
-        """Tell everybody that this node failed and why; returns when they are told, or after `timeout_s`."""
+    def fail(self, message: str, *, user_fault: bool, nobody: bool = False, timeout_s: float = 5.0) -> None:
+        """Tell everybody that this node failed and why; returns when they are told, or after `timeout_s`.
+
+        `nobody`: neither this node nor the user is at fault.
+        """
         # PeerError: our own failure, come back as everybody's, or there is nobody to tell
         with contextlib.suppress(PeerError):
-            self._call("fail", {"message": message[:65536], "user_fault": user_fault}, timeout_s)
+            fields = {"message": message[:65536], "user_fault": user_fault}
+            fields |= {"nobody": True} if nobody else {}  # releases before this field refuse it
+            self._call("fail", fields, timeout_s)
 
     def check(self) -> None:
         """Raise PeerError if the meeting has failed; cheap, for loops that wait for something else."""

@@ -46,7 +46,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     # from a member; `run` tells one process of a node from another, `id` numbers its requests from 1
     "meet": _SENDER | {"id": _is(int), "point": _is(str), "timeout_s": _positive, "report": _is(dict)},
     "ask": _SENDER | {"id": _is(int), "kind": _is(str), "payload": _is(dict)},
-    "fail": _SENDER | {"id": _is(int), "message": _is(str), "user_fault": _is(bool)},
+    "fail": _SENDER | {"id": _is(int), "message": _is(str), "user_fault": _is(bool), "nobody": _is(bool)},
     "beat": _SENDER | {"last": _is(int), "open": _list_of(int)},
     "bye": _SENDER,
     # from the leader; `alive` answers `beat` and lists the requests that never arrived
@@ -101,6 +101,8 @@ def decode(data: bytes, allowed: Iterable[str]) -> Message:
     if type(kind) is not str or kind not in allowed:
         raise ValueError(f"unexpected type {str(kind)[:40]!r}")
     fields = _FIELDS[kind]
+    if kind == "fail":
+        message.setdefault("nobody", False)
     if len(message) != len(fields) + 1:
         raise ValueError(f"wrong fields in {kind!r}")
     for name, fits in fields.items():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
 from beeond_ctl import listeners
-from beeond_ctl.listeners import listens, users
+from beeond_ctl.listeners import listens, strangers, users
 
 INIT = 1
 
@@ -18,7 +18,7 @@ INIT = 1
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to know it."""
 
-    def refuse(_port: int) -> dict[int, int]:
+    def refuse(_port: int) -> set[int]:
         raise PermissionError
 
     if request.param == "read":
@@ -100,3 +100,25 @@ def test_a_kernel_without_the_part_that_answers_is_not_taken_for_one_where_nobod
         port = server.getsockname()[1]
         monkeypatch.setattr(socket, "IPPROTO_TCP", 255)
         assert listens(os.getpid(), port)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["listening", "connected", "datagrams"])
+def test_whoever_has_a_port_is_named_whether_he_listens_or_not(kind: str) -> None:
+    with ExitStack() as stack:
+        away = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        os.seteuid(65534)
+        try:
+            sort = socket.SOCK_DGRAM if kind == "datagrams" else socket.SOCK_STREAM
+            other = stack.enter_context(socket.socket(socket.AF_INET, sort))
+        finally:
+            os.seteuid(0)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        if kind == "listening":
+            other.listen()
+        elif kind == "connected":
+            other.connect(away.getsockname())
+        assert users([port]) == ["nobody"]
+        assert strangers([port, away.getsockname()[1]]) == f"nobody has port {port}"
+    assert strangers([port]) == ""

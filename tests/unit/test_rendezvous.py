@@ -20,7 +20,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beeond_ctl.errors import NodeError, PeerError, UserError
+from beeond_ctl.errors import NodeError, OutsideError, PeerError, UserError
 from beeond_ctl.keys import derive
 from beeond_ctl.rendezvous import MAX_BYTES, Leader, Member, wire
 
@@ -239,6 +239,28 @@ def test_nodes_that_do_not_come_are_named_at_the_deadline(ports: list[int]) -> N
         assert not error.user_fault
 
 
+def test_a_leader_that_none_of_several_others_ever_reached_names_itself_alone(ports: list[int]) -> None:
+    with Leader(KEY, N3, ports, late_s=0.0):
+        error = failure(start(come, "n1", ports, "hello", timeout_s=0.3))
+    assert error.nodes == ("n1",)
+    assert f"none of the other nodes has ever reached n1 port {ports[0]}" in str(error)
+
+
+def test_of_two_nodes_that_do_not_meet_the_other_is_named_and_the_leader_is_not_ruled_out(
+    ports: list[int],
+) -> None:
+    with Leader(KEY, N3[:2], ports, late_s=0.0):
+        error = failure(start(come, "n1", ports, "hello", timeout_s=0.3))
+    assert error.nodes == ("n2",)
+    assert "is it n1 that cannot be reached?" in str(error)
+
+
+def test_that_nobody_came_who_may_not_try_tells_nothing_of_the_leader(ports: list[int]) -> None:
+    with Leader(KEY, N3, ports, late_s=0.0, uncertain=["n3"]):
+        error = failure(start(come, "n1", ports, "hello", timeout_s=0.3))
+    assert sorted(error.nodes) == ["n2", "n3"]
+
+
 def test_the_earliest_deadline_counts_and_ends_it_for_all(ports: list[int]) -> None:
     with Leader(KEY, N3, ports), at_once():
         patient = start(come, "n1", ports, "p", timeout_s=LONG_S)
@@ -261,6 +283,23 @@ def test_a_failure_is_told_to_all_at_once_and_to_those_who_come_later(
             error = failure(future)
             assert (str(error), error.nodes) == ("n2: /dev/nvme0n1 is dead", ("n2",))
             assert error.user_fault is user_fault
+
+
+@pytest.mark.parametrize("failing", ["n1", "n2"])
+def test_a_failure_that_is_nobodys_fault_is_told_to_all_and_names_no_node(
+    ports: list[int], failing: str
+) -> None:
+    def fail() -> None:
+        with member(failing, ports):
+            raise OutsideError("Slurm is silent")
+
+    with at_once(), Leader(KEY, N3, ports, late_s=0.0):
+        others = [start(come, node, ports, "hello") for node in N3 if node != failing]
+        with pytest.raises(OutsideError):
+            fail()
+        for other in others:
+            error = failure(other)
+            assert (str(error), error.nodes, error.user_fault) == (f"{failing}: Slurm is silent", (), False)
 
 
 def test_a_failing_leader_waits_for_those_who_have_not_come_yet_to_tell_them(ports: list[int]) -> None:
@@ -513,8 +552,21 @@ def test_a_port_where_no_rendezvous_answered_is_tried_again(ports: list[int]) ->
 
 def test_no_free_port_is_a_fault_of_the_node(ports: list[int]) -> None:
     taken = pytest.raises(NodeError, match=str(ports[1]))
-    with Leader(OTHER_JOB, ["n1"], ports), Leader(OTHER_JOB, ["n1"], ports), taken:
+    with Leader(OTHER_JOB, ["n1"], ports), Leader(OTHER_JOB, ["n1"], ports), taken as caught:
         Leader(KEY, N3, ports)
+    assert not isinstance(caught.value, OutsideError)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_ports_that_a_user_has_taken_are_no_fault_of_the_node(ports: list[int]) -> None:
+    os.seteuid(65534)
+    try:
+        taken = [socket.create_server((HOST, port)) for port in ports]
+    finally:
+        os.seteuid(0)
+    with taken[0], taken[1], pytest.raises(OutsideError, match=rf"nobody has port .*{ports[0]}"):
+        Leader(KEY, N3, ports, bind_address=HOST)
 
 
 @pytest.mark.parametrize(
@@ -665,6 +717,29 @@ def test_a_malformed_message_of_a_peer_ends_the_meeting_and_says_whose(
         if "n9" not in str(error):
             assert error.nodes == ("n2",)
             assert str(error).startswith("n2 ")
+
+
+def test_a_leader_that_leaves_tells_those_who_wait_nothing_that_hides_the_cause(ports: list[int]) -> None:
+    with (
+        zmq.Context[zmq.Socket[bytes]]() as context,
+        wire.member_socket(context, KEY) as peer,
+        Leader(KEY, ["n1", "n2"], ports, farewell_s=LONG_S) as leader,
+        member("n1", ports) as me,
+    ):
+        peer.connect(wire.host_port(HOST, leader.port))
+        peer.send(hello())
+        until(lambda: bool(leader._points), "n2 has come")
+        me.fail("no space", user_fault=False)
+        closing = start(leader.close)
+        told: list[wire.Message] = []
+        while not told or told[-1]["type"] != "closing":
+            assert peer.poll(AT_ONCE_MS), told
+            told.append(wire.decode(peer.recv(), wire.FROM_LEADER))
+        peer.send(wire.encode("bye", node="n2", run="0"))
+        me.close()
+        closing.result(LONG_S)
+    assert [message["type"] for message in told] == ["abort", "closing"]
+    assert told[0]["message"] == "n1: no space"
 
 
 def test_a_malformed_message_of_the_leader_is_the_leaders_fault(ports: list[int]) -> None:
