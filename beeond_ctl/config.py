@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from beeond_ctl import CONFIG_PATH, overrides
-from beeond_ctl.errors import ConfigError
+from beeond_ctl.errors import ConfigError, NodeError
 from beeond_ctl.units import parse_size
 
 DEFAULT_PATH: Final = Path(CONFIG_PATH)
@@ -192,7 +192,8 @@ class BeeGFS(_Section):
         4, description="targets that one file is spread over where the user asks for no number; at most all"
     )
     chunk_size: Size = Field(
-        1024**2, description="bytes of a file on one target before the next one's turn: a power of two"
+        1024**2,
+        description="bytes of a file on one target before the next one's turn: a power of two, at most 2GiB",
     )
     stripe_directories: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=16)] = Field(
         [], description="make directories stripe_N, spread over N targets, for each N named here"
@@ -231,8 +232,8 @@ class BeeGFS(_Section):
     @field_validator("chunk_size")
     @classmethod
     def _power_of_two(cls, value: int) -> int:
-        if value < 64 * 1024 or value & (value - 1):
-            raise ValueError("want a power of two of at least 64KiB, such as 1MiB")
+        if not 64 * 1024 <= value <= 2 * 1024**3 or value & (value - 1):  # BeeGFS has 32 bits for it
+            raise ValueError("want a power of two from 64KiB to 2GiB, such as 1MiB")
         return value
 
     @field_validator("settings")
@@ -436,6 +437,37 @@ def parse(text: str, name: str = str(DEFAULT_PATH)) -> SiteConfig:
             what = f"no such key; {_near(first['loc'])}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(f"{name}: {where}: {what}{more}; see `beeond-ctl check`") from None
+
+
+def recorded(data: object, job_id: int) -> SiteConfig:
+    """The configuration that the instance of a job was made with, as its state or record has it. Raises NodeError.
+
+    Another version may have written it. Keys that this one does not know are left out; one that gets a new name has to
+    be translated here, or tear-down would not go where the data is.
+    """
+    try:
+        return SiteConfig.model_validate(_known(SiteConfig, data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "its configuration"
+        raise NodeError(
+            f"the record of job {job_id} was written by another version of beeond-ctl, which had another {where} "
+            f"({first['msg'].removeprefix('Value error, ')}); finish the job with that version"
+        ) from None
+
+
+def _known(section: type[BaseModel], data: object) -> object:
+    """`data` without the keys that `section`, and those in it, do not have."""
+    if not isinstance(data, dict):
+        return data
+    found: dict[str, object] = {}
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if name in data and isinstance(inner, type) and issubclass(inner, BaseModel):
+            found[name] = _known(inner, data[name])
+        elif name in data:
+            found[name] = data[name]
+    return found
 
 
 def _near(loc: tuple[int | str, ...]) -> str:

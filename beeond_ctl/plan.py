@@ -30,8 +30,18 @@ CANDIDATES: Final = 8
 """Blocks an instance may choose from. Derived from the job, so that no node has to be told where to look."""
 
 
-FIRST_OWN_ID: Final = 1_000_000_000
-"""Ids from here on are of instances without Slurm, whose job ids end at 67,108,863 (slurm.conf(5), MaxJobId)."""
+MOST_TARGETS: Final = 65535
+"""BeeGFS's numbers of targets have 16 bits. They follow the node list, so nodes further back only mount."""
+
+FIRST_OWN_ID: Final = 2**32
+"""Ids from here on are of instances without Slurm, whose job ids have 32 bits: in federations the highest are the
+cluster's number."""
+
+LAST_OWN_ID: Final = 9_999_999_999
+"""Labels of devices have room for ten digits."""
+
+OLD_OWN_IDS: Final = range(1_000_000_000, 2_000_000_000)
+"""What instances without Slurm had before, some of which may still run; see `lifecycle.own`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Job:
     gid: int
     user: str
     restart: int = 0
+    cluster: str = ""
+    """Whose id it is: a machine may be a node of two."""
 
     @property
     def run_id(self) -> str:
@@ -109,7 +121,8 @@ class Plan:
 
     @cached_property
     def _with_storage(self) -> tuple[str, ...]:
-        return with_storage(self.config, self.own_nodes)
+        numbered = numbered_nodes(self.config) if self.backend == "beegfs" else None
+        return with_storage(self.config, self.own_nodes[:numbered])
 
     @cached_property
     def servers(self) -> tuple[str, ...]:
@@ -223,6 +236,11 @@ def with_storage(config: SiteConfig, nodes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(node for node in nodes if not any(fnmatchcase(node, pattern) for pattern in patterns))
 
 
+def numbered_nodes(config: SiteConfig) -> int:
+    """How many nodes, from the first one on, have targets that BeeGFS has numbers for."""
+    return MOST_TARGETS // len(config.bases)
+
+
 def metadata_template(config: SiteConfig) -> str:
     """What metadata images are copied from: on the device of the first target, so that blocks can be shared.
 
@@ -322,15 +340,17 @@ def _check_beegfs(config: SiteConfig, request: Request, node_count: int | None) 
             raise RequestError(f"--beeond: interface {name} is not offered here; {offer}")
     if not node_count:
         return
+    what = "nodes" if node_count <= numbered_nodes(config) else "nodes that BeeGFS has numbers for"
+    node_count = min(node_count, numbered_nodes(config))
     servers = request.storage or config.beegfs.storage
     targets = len(config.bases) * (node_count if servers == "all" else min(int(servers), node_count))
-    for name, value, limit, what in (
-        ("meta", request.meta, node_count, "nodes"),
-        ("storage", request.storage, node_count, "nodes"),
+    for name, value, limit, of in (
+        ("meta", request.meta, node_count, what),
+        ("storage", request.storage, node_count, what),
         ("stripe-count", request.stripe_count, targets, "targets"),
     ):
         if isinstance(value, int) and value > limit:
-            raise RequestError(f"--beeond: {name}={value} is too much: this job has {limit} {what}")
+            raise RequestError(f"--beeond: {name}={value} is too much: this job has {limit} {of}")
     if request.mirror:
         for name, value in (
             ("storage", node_count if servers == "all" else servers),
@@ -366,19 +386,20 @@ def make_plan(
             f"--beeond: join={request.join} has no plan of its own; see that of component {request.join}"
         )
     check_request(config, request, len(nodes))
-    there = len(with_storage(config, nodes))
+    backend = choose_backend(config, request, len(nodes))
+    there = len(with_storage(config, nodes[: numbered_nodes(config)] if backend == "beegfs" else nodes))
     if there == 0:
         raise RequestError(
             "--beeond: no node of this job has storage (storage.without); ask for at least one that has"
         )
-    if there < len(nodes) and choose_backend(config, request, len(nodes)) == "beegfs":
+    if there < len(nodes) and backend == "beegfs":
         _check_beegfs(config, request, there)
     return Plan(
         config=config,
         request=request,
         job=job,
         nodes=(*nodes, *guests),
-        backend=choose_backend(config, request, len(nodes)),
+        backend=backend,
         block=port_blocks(config, job)[0] if block is None else block,
         guests=guests,
         run_as=run_as,

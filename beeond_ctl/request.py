@@ -132,8 +132,8 @@ def _interfaces(text: str) -> str:
 
 def _chunk(text: str) -> int:
     size = parse_size(text)
-    if size < 64 * 1024 or size & (size - 1):
-        raise ValueError("want a power of two of at least 64KiB, such as 1MiB")
+    if not 64 * 1024 <= size <= 2 * 1024**3 or size & (size - 1):  # BeeGFS has 32 bits for it
+        raise ValueError("want a power of two from 64KiB to 2GiB, such as 1MiB")
     return size
 
 

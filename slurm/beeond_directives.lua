@@ -156,7 +156,7 @@ CHECK["chunk-size"] = function(text)
 	if wrong then return wrong end
 	local odd = bytes
 	while odd % 2 == 0 do odd = odd / 2 end
-	if bytes < 65536 or odd ~= 1 then return "want a power of two of at least 64KiB, such as 1MiB" end
+	if bytes < 65536 or bytes > 2 ^ 31 or odd ~= 1 then return "want a power of two from 64KiB to 2GiB, such as 1MiB" end
 end
 CHECK["capacity"] = function(text)
 	local bytes, wrong = size(text)

@@ -41,6 +41,7 @@ def test_a_configuration_survives_being_stored_with_an_instance() -> None:
         ("[mount]\nchoices = ['/mnt/beeond']", ["/mnt/beeond", "lies in"]),
         ("[mount]\nchoices = ['/mnt/beeond/x']", ["/mnt/beeond/x", "lies in"]),
         ("[storage]\npaths = ['/a/b', '/a/b/c']", ["/a/b/c", "lies in"]),
+        ("[beegfs]\nchunk_size = '4GiB'", ["beegfs.chunk_size", "from 64KiB to 2GiB"]),
         ("storage = ", ["TOML"]),
     ],
 )

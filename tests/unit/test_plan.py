@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beeond_ctl.backends.beegfs import layout
 from beeond_ctl.config import parse
 from beeond_ctl.errors import RequestError
 from beeond_ctl.plan import BLOCK, CANDIDATES, Job, choose_backend, make_plan, port_blocks
@@ -73,6 +74,23 @@ def test_what_the_site_cannot_do_is_refused(
         make_plan(parse(site), request_, JOB, tuple(f"n{i}" for i in range(nodes)))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_very_large_job_has_servers_on_as_many_nodes_as_beegfs_has_numbers_for() -> None:
+    paths = ", ".join(f'"/nvme{index}/b"' for index in range(12))
+    site = parse(f'[backend]\ndefault = "beegfs"\n[storage]\npaths = [{paths}]\n[beegfs]\nlicensed = true')
+    nodes = tuple(f"n{index}" for index in range(6000))
+    plan = make_plan(site, Request(meta="all"), JOB, nodes)
+    assert plan.storage_nodes == plan.meta_nodes == plan.servers == nodes[:5461]
+    assert max(layout.targets(plan)) == 5461 * 12
+    for asked in (Request(storage=5462), Request(meta=5462)):
+        with pytest.raises(RequestError, match="this job has 5461 nodes that BeeGFS has numbers for"):
+            make_plan(site, asked, JOB, nodes)
+    with pytest.raises(RequestError, match="even number with storage=N"):
+        make_plan(site, Request(mirror=True), JOB, nodes)
+    assert len(make_plan(site, Request(), JOB, nodes[:5461]).servers) == 5461
+    gluster = make_plan(site, Request(backend="glusterfs"), JOB, nodes)
+    assert gluster.servers == nodes
 
 
 def test_capacity_is_spread_over_all_targets() -> None:
