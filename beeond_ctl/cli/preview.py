@@ -32,6 +32,7 @@ def show(job: Job, *, as_json: bool) -> int:
             "event": "dry-run", "source": show_path(job.source), "destination": show_path(job.destination),
             "copy": found.copy, "bytes": found.copy_bytes, "skip": found.skip, "special": found.special,
             "delete": found.delete, "delete_names": [one_line(name) for name in found.delete_names],
+            "unread": found.unread.count,
             "problems": problems,
         }  # fmt: skip
         click.echo(json.dumps(facts))
@@ -58,10 +59,11 @@ def _problems(found: Preview, job: Job) -> list[str]:
 def _doomed(found: Preview) -> list[str]:
     lines = [f"  delete {one_line(name)}" for name in found.delete_names[:_SHOWN]]
     more = found.delete - len(lines)
-    return [
-        *lines,
-        *([f"  and {more} more (--dry-run --json names {len(found.delete_names)})"] if more > 0 else []),
-    ]
+    if more > 0:
+        lines.append(f"  and {more} more (--dry-run --json names {len(found.delete_names)})")
+    if found.unread.count:
+        lines.append(f"  and what is in {one_line(str(found.unread))} that cannot be looked into")
+    return lines
 
 
 def confirm_deletion(job: Job, *, yes: bool, as_json: bool) -> None:
@@ -75,20 +77,22 @@ def confirm_deletion(job: Job, *, yes: bool, as_json: bool) -> None:
     if "delete" not in job.flags:
         return
     found = look(job)
-    if not found.delete:
+    if not (found.delete or found.unread.count):
         return
     place = one_line(show_path(job.destination))
     if as_json:
         names = [one_line(name) for name in found.delete_names]
-        click.echo(json.dumps({"event": "delete", "count": found.delete, "names": names}))
+        facts = {"event": "delete", "count": found.delete, "names": names, "unread": found.unread.count}
+        click.echo(json.dumps(facts))
     else:
         click.echo(f"at {place}, after everything is copied:", err=True)
         for line in _doomed(found):
             click.echo(line, err=True)
     if yes:
         return
+    more = " and what cannot be looked into" if found.unread.count else ""
     if as_json or not (os.isatty(0) and sys.stderr.isatty()):
         raise UsageError(
-            f"--delete would remove {found.delete} entries at {place}; say --yes, or see --dry-run"
+            f"--delete would remove {found.delete} entries{more} at {place}; say --yes, or see --dry-run"
         )
-    click.confirm(f"Delete these {found.delete} entries?", abort=True, err=True)
+    click.confirm(f"Delete these {found.delete} entries{more}?", abort=True, err=True)

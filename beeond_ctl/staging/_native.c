@@ -19,6 +19,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/types.h>
@@ -37,7 +39,8 @@ enum {
 };
 
 enum {
-	WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64, NAMELESS = 128, DIRECT = 256
+	WRITE = 1, PLACE = 2, VERIFY = 4, SYNC_EACH = 8, DROP_CACHE = 16, MADE = 32, LIVE = 64, NAMELESS = 128, DIRECT = 256,
+	PRIVATE = 512, NO_REPLACE = 1024
 };
 
 /* Names with a NUL behind each. */
@@ -139,6 +142,22 @@ static void add_mark(struct marks *marks, uint64_t mark)
 	marks->slots[at] = mark;
 }
 
+/* Room for `size` of them, all empty. Places are looked for at random: in large pages, where the system has them. */
+static struct marks *empty_marks(uint64_t size)
+{
+	enum { LARGE_PAGE = 2 << 20 };
+	size_t length = sizeof(struct marks) + size * sizeof(uint64_t);
+	void *memory;
+
+	if (length < LARGE_PAGE)
+		return calloc(1, length);
+	length = (length + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+	if (posix_memalign(&memory, LARGE_PAGE, length))
+		return NULL;
+	madvise(memory, length, MADV_HUGEPAGE); /* or not: it is an advice */
+	return memset(memory, 0, length);
+}
+
 static void free_marks(PyObject *capsule)
 {
 	free(PyCapsule_GetPointer(capsule, "marks"));
@@ -157,7 +176,7 @@ static PyObject *py_marks(PyObject *self, PyObject *args)
 	count = (uint64_t)data.len / sizeof(uint64_t);
 	while (size < 2 * count)
 		size *= 2;
-	marks = calloc(1, sizeof *marks + size * sizeof(uint64_t));
+	marks = empty_marks(size);
 	if (!marks) {
 		PyBuffer_Release(&data);
 		return PyErr_NoMemory();
@@ -770,8 +789,11 @@ static enum state prove(const struct batch *batch, const struct file *file, cons
 {
 	struct stat there;
 	enum state state = UNTOUCHED;
-	int fd = openat(batch->target, temp, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	const int how = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+	int fd = openat(batch->target, temp, how | O_NOATIME); /* its times have been set */
 
+	if (fd < 0 && errno == EPERM)
+		fd = openat(batch->target, temp, how);
 	if (fd < 0)
 		return state;
 	if (batch->flags & DROP_CACHE)
@@ -780,6 +802,25 @@ static enum state prove(const struct batch *batch, const struct file *file, cons
 		state = read_back(batch, fd, file);
 	close(fd);
 	return state;
+}
+
+/* The name of a proved file. One that is newer than what replaces it has to be kept under another name: not for us. */
+static enum state put(const struct batch *batch, const char *temp, const char *name, const struct file *file)
+{
+	struct stat there;
+
+	if (!(batch->flags & MADE && batch->flags & PRIVATE)) {
+		if (batch->flags & MADE && batch->flags & NO_REPLACE &&
+		    renameat2(batch->target, temp, batch->target, name, RENAME_NOREPLACE) == 0)
+			return PLACED;
+		if (fstatat(batch->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0) {
+			if (errno != ENOENT)
+				return UNTOUCHED;
+		} else if (S_ISREG(there.st_mode) && ns(there.st_mtim) > ns(file->info.st_mtim)) {
+			return UNTOUCHED;
+		}
+	}
+	return renameat(batch->target, temp, batch->target, name) < 0 ? UNTOUCHED : PLACED;
 }
 
 static void place_one(const struct batch *batch, const char *name, struct file *file, const char *temp)
@@ -796,17 +837,8 @@ static void place_one(const struct batch *batch, const char *name, struct file *
 		file->state = PLACED;
 		return;
 	}
-	/* One that is newer than what replaces it has to be kept under another name: not for us. */
-	if (file->state == WRITTEN && !(batch->flags & MADE)) {
-		if (fstatat(batch->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0) {
-			if (errno != ENOENT)
-				file->state = UNTOUCHED;
-		} else if (S_ISREG(there.st_mode) && ns(there.st_mtim) > ns(file->info.st_mtim)) {
-			file->state = UNTOUCHED;
-		}
-	}
 	if (file->state == WRITTEN)
-		file->state = renameat(batch->target, temp, batch->target, name) < 0 ? UNTOUCHED : PLACED;
+		file->state = put(batch, temp, name, file);
 	if (file->state != PLACED)
 		unlinkat(batch->target, temp, 0);
 }
@@ -939,15 +971,42 @@ out:
 	return result;
 }
 
+static PyObject *py_put_new(PyObject *self, PyObject *args)
+{
+	int directory, done;
+	const char *temp, *name;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "iyy:put_new", &directory, &temp, &name))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	done = renameat2(directory, temp, directory, name, RENAME_NOREPLACE) == 0;
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(done);
+}
+
+/* --- the process ------------------------------------------------------------------------------------------------- */
+
+static PyObject *py_harden(PyObject *self, PyObject *args)
+{
+	(void)self;
+	(void)args;
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	Py_RETURN_NONE;
+}
+
 /* --- the module -------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
+	{"harden", py_harden, METH_NOARGS, "Give up what is left of privileges, and let nobody look into this process."},
 	{"marks", py_marks, METH_VARARGS, "The set of the fingerprints in a buffer of 64-bit numbers."},
 	{"has", py_has, METH_VARARGS, "Whether a set has a fingerprint."},
 	{"opendir", py_opendir, METH_VARARGS, "A directory to read, from a descriptor that stays the caller's."},
 	{"readdir", py_readdir, METH_VARARGS, "Some entries: names that are no directories, directories, whether that was all."},
 	{"examine", py_examine, METH_VARARGS, "What is to be done with names of one directory."},
 	{"look", py_look, METH_VARARGS, "The same for somebody else who knows what is proved."},
+	{"put_new", py_put_new, METH_VARARGS, "Give what has one name another one, if that is free."},
 	{"copy", py_copy, METH_VARARGS, "Copy ordinary files of one directory."},
 	{NULL, NULL, 0, NULL},
 };
@@ -958,7 +1017,8 @@ static int add_constants(PyObject *made)
 	                       PyModule_AddIntMacro(made, VERIFY) < 0 || PyModule_AddIntMacro(made, SYNC_EACH) < 0 ||
 	                       PyModule_AddIntMacro(made, DROP_CACHE) < 0 || PyModule_AddIntMacro(made, MADE) < 0 ||
 	                       PyModule_AddIntMacro(made, LIVE) < 0 ||
-	                       PyModule_AddIntMacro(made, NAMELESS) < 0 || PyModule_AddIntMacro(made, DIRECT) < 0
+	                       PyModule_AddIntMacro(made, NAMELESS) < 0 || PyModule_AddIntMacro(made, DIRECT) < 0 ||
+	                       PyModule_AddIntMacro(made, PRIVATE) < 0 || PyModule_AddIntMacro(made, NO_REPLACE) < 0
 	               ? -1
 	               : 0;
 }

@@ -19,6 +19,10 @@ CAUSES = {
     "changed": "changed while it was copied",
     "mismatch": "reads back differently from what was written",
     "first-link": "its first hard link was not copied",
+    "same-name": "its name is that of another entry, in another spelling,",
+    "spelling": "what is wanted is there only in another spelling",
+    "mounted": "another file system is mounted there",
+    "is-source": "it is the source, or has it in it",
     "lost": "the process that copied it died",
     "other": "other error",
 }

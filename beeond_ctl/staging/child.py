@@ -7,6 +7,8 @@ import os
 import sys
 import time
 
+from beeond_ctl.staging.engine import engine
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +17,6 @@ PREFIX = ".beeond-ctl."
 """How every temporary name begins."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # prctl(2)
 
 
 def make_parents(path: str) -> None:
@@ -77,16 +78,13 @@ def wanted_s() -> float:
 def run(main: Callable[[], None]) -> None:
     """Give up what is left of privileges, raise the limit on open files, and run `main` until its input
     ends. Other processes of the user can look into this one no more, nor have it do something else."""
-    import ctypes
     import gc
     import resource
 
     gc.freeze()
     gc.set_threshold(100_000)  # batches are trees of small lists that die by themselves
 
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    engine.harden()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

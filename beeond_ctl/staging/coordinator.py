@@ -8,6 +8,7 @@ root.
 
 from __future__ import annotations
 
+import binascii
 import os
 import re
 import threading
@@ -17,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+
+import xxhash
 
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
@@ -46,8 +49,11 @@ _VAIN: Final = 8
 _MOST_LOOKED: Final = 64 << 20
 """Bytes that are kept for a scanner that does not listen."""
 _SYNC_EVERY_S: Final = 5.0
-_PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locked", "end")
-_HEX: Final = re.compile(r"[0-9a-f]{0,32}")
+_PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locked", "unmark", "end")
+_HEX: Final = re.compile(r"([0-9a-f]{32})?")
+_DIGEST: Final = 16
+"""Bytes of a piece's checksum."""
+_BITS: Final = bytes.maketrans(b"01", b"\0\1")
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +64,11 @@ class _Big:
     """What another attempt begins with."""
     payload: str
     dirs: str
-    digests: list[str | None]
+    size: int
+    done: bytearray
+    """Of each piece, 1 if it is there."""
+    digests: bytearray
+    """One behind the other."""
     tries: int
     left: int
     next: int = 0
@@ -68,10 +78,12 @@ class _Big:
     crowded: bool = False
     """There was no room for it, while others were copied."""
     again: tuple[int, int, str] | None = None
+    open_elsewhere: bool = False
+    """A node that was given up has it open: it is begun again under another name."""
 
     def over(self) -> bool:
         """Whether nothing more is to be done for it in this attempt."""
-        return bool(self.failed or self.crowded or self.again)
+        return bool(self.failed or self.crowded or self.again or self.open_elsewhere)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,11 +140,17 @@ class Coordinator:
         self.job = job
         self._lock = threading.Condition()
         self._nodes = set(nodes)
+        self._marked = len(self._nodes) > 1
+        """Whether the destination has a name in it by which nodes know it."""
+        self._apart: dict[str, list[str]] = {}
+        """Nodes that cannot copy, by reason."""
+        self._have = (bytearray(), bytearray())
+        """Of the file in pieces that the scanner says next, what was proved before: as `done` and `digests`."""
         self._queue: deque[_Work] = deque()
         self._bigs = 0
         """Files in pieces that are neither in place nor failed."""
         self._later: dict[str, list[tuple[int, int, int]]] = {
-            "links": [], "dirs": [], "locked": [],
+            "links": [], "dirs": [], "locked": [], "delete": [],
             "crowded": [],  # entries for which there was no room, and then files in pieces
             "alone": [],
         }  # fmt: skip
@@ -220,6 +238,7 @@ class Coordinator:
             "all_or_nothing": self.job.all_or_nothing,
             "list": self.job.listed.decode(errors="surrogateescape"),
             "outside": self.job.outside.decode(errors="surrogateescape"),
+            "others": [path.decode(errors="surrogateescape") for path in self.job.others],
             "nodes": len(self._nodes),
             "journal": [reader, known] if known else None,
         }
@@ -244,6 +263,7 @@ class Coordinator:
                 self._failed(
                     "lost", "source", [f"the rest of the source: its scanner ended early ({words})"], 1
                 )
+                self._clean = True  # it may have left a name that nobody has been told of
             self._scanned = True
             self._moved_s = time.monotonic()
             self._lock.notify_all()
@@ -272,10 +292,13 @@ class Coordinator:
             elif kind == "kept":
                 self._tally.entries_total += _count(int(fields[1]))
                 self._tally.skipped += int(fields[1])
+            elif kind == "have":
+                self._add_have(fields[1], fields[2])
             elif kind == "big":
                 self._tally.entries_total += 1
-                self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], 1)
-            elif kind in ("links", "dirs", "locked"):
+                have, self._have = self._have, (bytearray(), bytearray())
+                self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], have=have)
+            elif kind in ("links", "dirs", "locked", "delete"):
                 self._tally.entries_total += int(fields[1]) if kind == "links" else 0
                 self._put_aside(kind, int(fields[1]), fields[3], fields[4])
             elif kind == "look":
@@ -296,7 +319,8 @@ class Coordinator:
                 self._scan_ok = True
             else:
                 raise wire.ProtocolError("unknown kind of line")
-            self._lock.notify_all()
+            if kind != "kept":  # which is nothing to do
+                self._lock.notify_all()
             limit = max(_QUEUE, _QUEUE_PER_NODE * len(self._nodes))
             self._lock.wait_for(lambda: len(self._queue) < limit or bool(self._cancelled))
         if kind == "making" and self._scanner.stdin is not None:
@@ -337,21 +361,50 @@ class Coordinator:
             self._tally.entries_total += work.entries
         self._queue.append(work)
 
-    def _add_big(self, count: int, size: int, dirs: str, payload: str, tries: int) -> None:
+    def _add_have(self, flags: str, text: str) -> None:
+        """Take in some more pieces of the file that is said next: which are there, and the checksums of all."""
+        done, digests = self._have
+        some = flags.encode("ascii").translate(_BITS)
+        done += some
+        digests += binascii.a2b_base64(text)
+        if len(done) > MOST_PIECES or len(digests) != _DIGEST * len(done) or some.strip(b"\0\1"):
+            raise wire.ProtocolError("pieces are out of bounds")
+
+    def _add_big(
+        self,
+        count: int,
+        size: int,
+        dirs: str,
+        payload: str,
+        *,
+        have: tuple[bytearray, bytearray] | None = None,
+        tries: int = 1,
+        again: bool = False,
+    ) -> None:
+        """Have a file copied in pieces, but for those that are there (`have`); `again`: one that is counted already."""
         description = wire.loads(payload)
-        have = {int(key): str(value) for key, value in description.pop("have").items()}
-        if not 0 < count <= MOST_PIECES or any(not _HEX.fullmatch(value) for value in have.values()):
+        done, digests = have or (bytearray(), bytearray())
+        temp = _text(description["temp"])
+        if not 0 < count <= MOST_PIECES or len(done) not in (0, count) or (done and not temp):
             raise wire.ProtocolError("a big file is out of bounds")
-        text = wire.dumps(description)
-        digests = [have.get(index) for index in range(count)]
-        again = wire.dumps({**description, "temp": "", "have": {}})
-        big = _Big(again, text if description["temp"] else "", dirs, digests, tries, left=digests.count(None))
+        described = wire.dumps({**description, "temp": ""})
+        done, digests = done or bytearray(count), digests or bytearray(_DIGEST * count)
+        big = _Big(
+            described,
+            payload if temp else "",
+            dirs,
+            size,
+            done,
+            digests,
+            tries,
+            left=done.count(0),
+        )
         self._tally.bytes_total += size
-        self._bigs += tries == 1
+        self._bigs += not again
         if big.payload:
             self._add_pieces(big)
         else:
-            self._add(_Work(0, "make", (text,), 0, dirs, big=big))
+            self._add(_Work(0, "make", (described,), 0, dirs, big=big))
 
     def _add_pieces(self, big: _Big) -> None:
         if big.left:
@@ -361,16 +414,17 @@ class Coordinator:
 
     def _add_piece(self, big: _Big) -> None:
         """Put the next piece in front. One is there at a time: a file with holes may have millions."""
-        while big.next < len(big.digests) and big.digests[big.next] is not None:
-            big.next += 1
-        if big.next < len(big.digests):
+        at = big.done.find(0, big.next)
+        if at >= 0:
+            big.next = at
             fields = (big.payload, str(big.next))
             self._number += 1
             self._queue.appendleft(_Work(self._number, "piece", fields, 0, big.dirs, big=big, index=big.next))
             big.next += 1
 
     def _place(self, big: _Big) -> None:
-        self._add(_Work(0, "place", (big.payload, wire.dumps(big.digests)), 1, big.dirs, big=big))
+        joined = xxhash.xxh3_128_hexdigest(big.digests)
+        self._add(_Work(0, "place", (big.payload, joined), 1, big.dirs, big=big))
 
     def _put_aside(self, kind: str, count: int, dirs: str, payload: str) -> None:
         data = f"{dirs}\t{payload}".encode("ascii")
@@ -403,8 +457,10 @@ class Coordinator:
     def take(self, node: str) -> dict[str, Any]:
         """What `node` is to do next: `{"work": …}`, `{"wait": seconds}` or `{"done": summary}`."""
         with self._lock:
-            if self._finished() or node not in self._nodes:
+            if self._finished():
                 return {"done": {"proved": self._proved()}}
+            if node not in self._nodes:  # whoever goes on to the next meeting would be alone there
+                return {"wait": 1.0}
             work = None if self._cancelled else self._next()
             if work is None:
                 if self._finished():
@@ -451,7 +507,7 @@ class Coordinator:
                 return None
             if _PHASES[self._phase] == "crowded" and self._later["alone"]:
                 for dirs, payload, count in self._set_aside("alone", [self._later["alone"].pop()]):
-                    self._add_big(count, 0, dirs, payload, 2)
+                    self._add_big(count, 0, dirs, payload, tries=2, again=True)
                 continue
             self._phase += 1
             self._upcoming = self._works(_PHASES[self._phase])
@@ -489,14 +545,17 @@ class Coordinator:
             for dirs, payload, count in self._set_aside("links"):
                 yield _Work(0, "link", (dirs, payload), count, dirs)
         elif phase == "delete" and "delete" in self.job.flags and self._scan_ok and not self._tally.failed:
-            yield from self._directories("delete", "dirs", "locked")
-        elif phase == "clean" and self._clean:
+            for dirs, seen, count in self._set_aside("delete"):
+                yield _Work(0, "delete", (dirs, seen), count)
+        elif phase == "clean" and self._clean and self._setup:
             yield _Work(0, "clean", (wire.dumps([""]),), 1)
             yield from self._directories("clean", "dirs", "locked")
         elif phase == "finish":
             yield from self._directories("finish", "dirs")
         elif phase == "locked":
             yield from reversed(list(self._directories("finish", "locked")))
+        elif phase == "unmark" and self._marked and self._setup:
+            yield _Work(0, "unmark", (), 0)
 
     def _directories(self, kind: str, *which: str) -> Iterator[_Work]:
         for name in which:
@@ -514,7 +573,10 @@ class Coordinator:
                 return
             self._moved_s = time.monotonic()
             if "unusable" in result:
-                self._give_up(node, str(result["unusable"])[:200])
+                why = str(result["unusable"])[:200]
+                self._apart.setdefault(why, []).append(node)
+                self._retry(work)  # of which it has opened nothing
+                self._give_up(node, why, may_come_late=node in self._tally.by_node)
             elif "died" in result:
                 self._died(work, str(result["died"])[:200])
             else:
@@ -533,23 +595,32 @@ class Coordinator:
         if work.big:  # it is one entry, however many of its pieces fail
             known = work.big.failed or work.big.crowded or self._is_crowded(work.big, answer)
             failures = [] if known else failures[:1]
+        self._clean = self._clean or (work.kind == "unmark" and bool(failures))
         for cause, side, name, text in failures:
             self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
         for kind, names in answer.notes.items():
             tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
         counted = answer.copied + answer.skipped + len(answer.failures) - answer.uncounted
-        counted += len(answer.grown) if work.kind == "copy" else 0
+        counted += len(answer.grown) if work.kind in ("copy", "apart") else 0
+        for count, size, dirs, payload in answer.apart if work.kind == "link" else ():
+            counted += count
+            self._add(_Work(0, "apart", (dirs, payload), count, dirs), size)
         if work.kind == "copy" and answer.crowded:
             counted += answer.crowded[0]
             self._try_later("crowded", answer.crowded[0], *answer.crowded)
+        if work.kind == "delete" and answer.left:
+            count, dirs, seen = answer.left
+            counted += count
+            self._add(_Work(0, "delete", (dirs, seen), count))
         if work.kind == "last":
             in_vain = work.entries == len(answer.failures) and answer.found_no_room()
             self._vain = self._vain + 1 if in_vain else 0
-        if work.kind in ("copy", "last", "link", "delete", "clean", "finish") and counted != work.entries:
+        kinds = ("copy", "last", "apart", "link", "delete", "clean", "finish")
+        if work.kind in kinds and counted != work.entries:
             self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
         tally.bytes += answer.bytes
         tally.by_node[work.node] = tally.by_node.get(work.node, 0) + answer.bytes
-        if work.kind in ("copy", "last", "link", "place"):
+        if work.kind in ("copy", "last", "apart", "link", "place"):
             tally.copied += answer.copied
             tally.skipped += answer.skipped
             tally.verified += answer.copied if "metadata-only" not in self.job.flags else 0
@@ -563,8 +634,8 @@ class Coordinator:
             records_.append(("proof", answer.proofs))
         if work.big is not None:
             records_ += self._accept_big(work, work.big, answer)
-        for count, size, payload in answer.grown if work.kind == "copy" else ():
-            self._add_big(count, size, wire.dumps([str(wire.loads(payload)["dir"])]), payload, 1)
+        for count, size, payload in answer.grown if work.kind in ("copy", "apart") else ():
+            self._add_big(count, size, wire.dumps([str(wire.loads(payload)["dir"])]), payload)
         self._record(*records_)
 
     def _hand_in_look(self, work: _Work, looked: str) -> None:
@@ -589,7 +660,9 @@ class Coordinator:
             big.payload = answer.made
             self._add_pieces(big)
         elif work.kind == "piece":
-            big.digests[work.index] = answer.digest
+            at = _DIGEST * work.index
+            big.digests[at : at + _DIGEST] = bytes.fromhex(answer.digest).ljust(_DIGEST, b"\0")
+            big.done[work.index] = 1
             big.left -= 1
             journaled += [("piece", answer.piece)] if answer.piece else []
             if not big.left and not big.over():
@@ -629,11 +702,14 @@ class Coordinator:
         if big.payload:
             self._add(_Work(0, "drop", (big.payload,), 0))
         if big.crowded and not big.failed:
-            self._try_later("alone", 1, len(big.digests), big.dirs, big.described)
+            self._try_later("alone", 1, len(big.done), big.dirs, big.described)
             return
         if big.again and not big.failed and big.tries < _TRIES:
             count, size, payload = big.again
-            self._add_big(count, size, big.dirs, payload, big.tries + 1)
+            self._add_big(count, size, big.dirs, payload, tries=big.tries + 1, again=True)
+            return
+        if big.open_elsewhere and not (big.again or big.failed):
+            self._add_big(len(big.done), big.size, big.dirs, big.described, tries=big.tries, again=True)
             return
         self._bigs -= 1
         if big.again and not big.failed:
@@ -655,22 +731,26 @@ class Coordinator:
             self._end_big(work.big)
         self._failed("lost", "source", [f"a batch ({words})"], max(1, work.entries))
 
-    def _retry(self, work: _Work) -> None:
-        """Let another copier try; temporary names of the one before are removed at the end."""
+    def _retry(self, work: _Work, *, may_come_late: bool = False) -> None:
+        """Let another copier try; temporary names of the one before are removed at the end.
+
+        `may_come_late`: the one before may still do it, whenever that is, to what it has open.
+        """
         self._give_back(work)
         self._clean = self._clean or work.kind != "look"
         if work.big:
             work.big.running -= 1
+            work.big.open_elsewhere |= may_come_late and work.kind == "piece"
             if work.big.over():  # the others' answers have settled it
                 self._end_big(work.big)
                 return
         work.attempt += 1
         self._queue.appendleft(work)
 
-    def _give_up(self, node: str, why: str) -> None:
+    def _give_up(self, node: str, why: str, *, may_come_late: bool) -> None:
         self._nodes.discard(node)
         for work in [work for work in self._outstanding.values() if work.node == node]:
-            self._retry(work)
+            self._retry(work, may_come_late=may_come_late)
         if not self._nodes and not self._cancelled:
             self._failed("lost", "source", [f"everything: no node is left to copy ({node}: {why})"], 1)
             self._cancelled = f"no node is left to copy ({node}: {why})"
@@ -679,7 +759,7 @@ class Coordinator:
         """`node` will not report any more: others do what it had taken."""
         with self._lock:
             if node in self._nodes and not self._finished():
-                self._give_up(node, "lost")
+                self._give_up(node, "lost", may_come_late=True)
                 self._lock.notify_all()
 
     def cancel(self, reason: str) -> None:
@@ -693,7 +773,7 @@ class Coordinator:
     def _failed(self, cause: str, side: str, names: list[str], count: int) -> None:
         if cause not in CAUSES:
             cause = "other"
-        side = side if side in ("source", "destination") else "source"
+        side = side if side in ("source", "destination", "deletion") else "source"
         tally = self._tally
         tally.failed += count
         tally.failures[cause, side] = tally.failures.get((cause, side), Fold()).add(
@@ -799,6 +879,7 @@ class Coordinator:
                 notes=dict(tally.notes),
                 special=tally.special,
                 deleted=tally.deleted,
+                apart={why: tuple(nodes) for why, nodes in self._apart.items()},
             )
 
     def close(self) -> None:
@@ -844,13 +925,13 @@ class _Answer:
         self.again: tuple[int, int, str] | None = None
         if "again" in data:
             self.again = _big_one(data["again"])
-        crowded = data.get("crowded")
-        self.crowded: tuple[int, str, str] | None = None
-        """How many entries, and DIRS and PAYLOAD."""
-        if crowded is not None:
-            count, dirs, payload = _list(crowded, 3)
-            self.crowded = _count(count), _line(dirs), _line(payload)
+        self.crowded, self.left = _rest(data.get("crowded")), _rest(data.get("left"))
         self.grown = [_big_one(each) for each in _list(data.get("grown", []), wire.MAX_FAILURES)]
+        self.apart = [
+            (_count(count), _count(size), _line(dirs), _line(payload))
+            for count, size, dirs, payload in _list(data.get("apart", []), wire.MAX_FAILURES)
+        ]
+        """Names of which no link could be made: how many, bytes, DIRS and PAYLOAD."""
         deleted, names = data.get("deleted", (0, []))
         self.deleted = (_count(deleted), [_name(name) for name in _list(names, 100)])
 
@@ -879,6 +960,14 @@ def _text(value: object) -> str:
     return value
 
 
+def _rest(value: object) -> tuple[int, str, str] | None:
+    """What is to be done again: how many entries, and the fields of another work."""
+    if value is None:
+        return None
+    count, dirs, payload = _list(value, 3)
+    return _count(count), _line(dirs), _line(payload)
+
+
 def _big_one(value: object) -> tuple[int, int, str]:
     """Pieces, size and description of a file that is to be copied in pieces."""
     count, size, payload = _list(value, 3)
@@ -886,7 +975,7 @@ def _big_one(value: object) -> tuple[int, int, str]:
         description = wire.loads(_line(payload))
     except wire.ProtocolError as error:
         raise ValueError(str(error)) from None
-    if not 0 < _count(count) <= MOST_PIECES or (description["temp"], description["have"]) != ("", {}):
+    if not 0 < _count(count) <= MOST_PIECES or description["temp"] != "":
         raise ValueError("a big file is out of bounds")
     _text(description["dir"])
     _text(description["entry"][0])

@@ -6,20 +6,24 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
     look   TAG DIRS PAYLOAD                which of these names are ordinary files, and their sizes, for the scanner
     copy   TAG DIRS PAYLOAD                entries of a batch: temporary name, data, metadata, sync, read back, rename
     last   TAG DIRS PAYLOAD                the same of entries that found no room before; now this is a failure
+    apart  TAG DIRS PAYLOAD                the same of names that cannot be links to a file that is there
     make   TAG PAYLOAD                     a new temporary name for a big file, which all share; says the PAYLOAD for
                                            what follows
     piece  TAG PAYLOAD INDEX               bytes INDEX*PIECE... of a big file, into that name
-    place  TAG PAYLOAD DIGESTS             metadata and final name of a big file whose pieces are all there
+    place  TAG PAYLOAD CHECKSUM            metadata and final name of a big file whose pieces are all there; CHECKSUM is
+                                           that of theirs
     drop   TAG PAYLOAD                     remove the temporary name of a big file
     link   TAG DIRS PAYLOAD                further names of files that are there
-    delete TAG DIRS                        remove what the source directories no longer have
+    delete TAG DIRS SEEN                   remove what the source directories no longer have; SEEN as the scanner says
     clean  TAG DIRS                        remove temporary names of this transfer
     finish TAG DIRS                        metadata of directories, and sync them
+    unmark TAG                             remove the name that tells the destination from other directories
 
 TAG makes temporary names unique among all copiers of a transfer and all attempts at one batch. An answer counts every
 entry once: copied, skipped, failed, grown (become big since it was scanned, to be handed out anew in pieces), or
-crowded (no room for it while others are copied: DIRS and PAYLOAD of another try). What it proves is opaque to the
-parent: a text of proofs (see `proof`), or for a piece `[FINGERPRINT, TEMPORARY_NAME, INDEX,
+crowded (no room for it while others are copied: DIRS and PAYLOAD of another try), apart (to be copied, as no link can
+be made: the same of batches), or left (there was too much to delete in one go: DIRS and SEEN of the next). What it
+proves is opaque to the parent: a text of proofs (see `proof`), or for a piece `[FINGERPRINT, TEMPORARY_NAME, INDEX,
 CHECKSUM]`.
 
 When one file is ready for its name depends on where it goes (`_Sync`): where a file can be synced only by itself, each
@@ -40,8 +44,6 @@ import threading
 import time
 from collections import deque
 
-import xxhash
-
 from beeond_ctl import libc
 from beeond_ctl.staging import child, data, wire
 from beeond_ctl.staging.causes import NO_ROOM, StagingError, cause_of, text_of
@@ -49,6 +51,7 @@ from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import copy_metadata, learn_gid, same_time
 from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.quiet import EARLY_NS, MEMORY, PATIENCE_S, awaited_ns, filesystem, is_quiet, limit_ns
+from beeond_ctl.staging.sight import is_own, own_place, unmark
 from beeond_ctl.staging.tree import Dir, Tree
 from beeond_ctl.staging.wire import PIECE
 
@@ -57,14 +60,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
+    from beeond_ctl.staging.surplus import Doomed, Walk
+
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _TRIES = 3
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MAX_THREADS = 32
+_TURN_S = 60.0
+"""How long one work removes what is surplus: well below what a copier has for any work (`worker.serve`)."""
 _PROBE = 16
 _PROBE_S, _WAITS, _SATURATED = 0.02, 3, 0.8
+_APART = 8 << 20
+"""Bytes that fill a batch of files that cannot be links."""
 _LOOKS = 16
 """Names that one thread looks at at once."""
 _FIRST, _FEW, _MANY = 2, 2, 64
@@ -88,6 +98,8 @@ class _Sync:
         self.flags |= engine.SYNC_EACH if self.how == _Sync.EACH else 0
         # Elsewhere close(2) may be the first to say that data is lost, when the file has its name already.
         self.flags |= engine.NAMELESS if self.how == _Sync.NONE and kind in {*MEMORY, *_LOCAL} else 0
+        # Network file systems refuse that.
+        self.flags |= engine.NO_REPLACE if kind in {*MEMORY, *_LOCAL} else 0
         self.fd = fd
 
     def whole(self) -> None:
@@ -192,6 +204,35 @@ class _Group:
         return self.at == len(self.files) + len(self.links)
 
 
+class _Apart:
+    """Names of which no link can be made, in batches to copy."""
+
+    def __init__(self) -> None:
+        self._batches: list[list[Any]] = []
+        self._dirs: dict[str, list[Any]] = {}
+        self._count = self._bytes = 0
+
+    def add(self, path: str, name: str, info: os.stat_result) -> None:
+        """Take in one."""
+        group = self._dirs.setdefault(path, [len(self._dirs), [], []])
+        group[2 if stat.S_ISLNK(info.st_mode) else 1].append(name)
+        self._count += 1
+        self._bytes += info.st_size
+        if self._bytes >= _APART:
+            self._end()
+
+    def _end(self) -> None:
+        if self._dirs:
+            dirs, groups = wire.dumps(list(self._dirs)), wire.dumps(list(self._dirs.values()))
+            self._batches.append([self._count, self._bytes, dirs, groups])
+        self._dirs, self._count, self._bytes = {}, 0, 0
+
+    def batches(self) -> list[list[Any]]:
+        """Of each: entries, bytes, DIRS and PAYLOAD."""
+        self._end()
+        return self._batches
+
+
 class _Part:
     """Entries of one directory that one thread takes on at once, and what became of them."""
 
@@ -200,6 +241,25 @@ class _Part:
     def __init__(self, path: str, names: list[str], first: int, *, is_link: bool) -> None:
         self.path, self.names, self.first, self.is_link = path, names, first, is_link
         self.written = b""
+
+
+class _Turn:
+    """What one work removes, and for how long."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+        """The surplus entries, without what was in them."""
+        self._until_s: float | None = None
+
+    def remove(self, doomed: Doomed) -> bool:
+        """Remove it; whether there is time for more. Raises OSError."""
+        if self._until_s is None:  # listings before do not count: something is removed in each turn
+            self._until_s = time.monotonic() + _TURN_S
+        with contextlib.suppress(FileNotFoundError):
+            (os.rmdir if doomed.is_dir else os.unlink)(doomed.name, dir_fd=doomed.directory)
+        if doomed.is_top:
+            self.removed.append(doomed.path)
+        return time.monotonic() < self._until_s
 
 
 class Copier:
@@ -212,15 +272,14 @@ class Copier:
         self.token: str = setup["token"]
         flags = setup["flags"]
         self.resumed: bool = setup["run"] > 1
+        self.private: bool = setup["private"]  # nobody else uses the destination before all is proved
         self.update, self.read_back = "update" in flags, "metadata-only" not in flags
         self.source = Tree(setup["source"], make=False)
         self.target = Tree(setup["destination"], make=True, fresh=setup["fresh"] and not self.resumed)
         self.there = (
             Tree(setup["destination"], make=False) if setup["again"] else None
         )  # to look, and make nothing
-        seen = [os.fstat(tree.root.fd).st_ino for tree in (self.source, self.target)]
-        if seen != setup["inodes"]:
-            raise StagingError("other", "this node sees another directory under that name")
+        self._recognize()
         self.source_root_device = os.fstat(self.source.root.fd).st_dev
         self.same_device = self.source_root_device == os.fstat(self.target.root.fd).st_dev
         self.sync = _Sync(self.target.root.fd, durable=setup["durable"])
@@ -237,6 +296,25 @@ class Copier:
         if self.threads > 1:  # that was too little to tell how many
             self.threads = _MAX_THREADS
         self.rename = dict([setup["single"]]) if setup["single"] else {}
+
+    def _recognize(self) -> None:
+        """See that both roots are what the scanner has under these names. Raises OSError, StagingError."""
+        trees = {"source": self.source, "destination": self.target}
+        for (side, tree), inode, where in zip(
+            trees.items(), self.setup["inodes"], self.setup["places"], strict=True
+        ):
+            if os.fstat(tree.root.fd).st_ino != inode:
+                raise StagingError("other", f"this node sees another directory as the {side}")
+            if where is not None and own_place(tree.root.fd) != where:
+                raise StagingError("other", f"the {side} is on a file system of the first node's own")
+        if self.setup["marker"]:
+            # Where what all nodes share is not mounted, this node may have a directory of its own.
+            if self.setup["places"][0] is None and is_own(self.source.root.fd):
+                raise StagingError("other", "this node sees another directory as the source")
+            try:
+                os.stat(self.setup["marker"], dir_fd=self.target.root.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                raise StagingError("other", "this node sees another directory as the destination") from None
 
     # --- looks --------------------------------------------------------------------------------------------
 
@@ -357,7 +435,8 @@ class Copier:
                 | what
                 | self.direct
                 | self._sync_of(target).flags
-                | (engine.MADE if target.made else 0),
+                | (engine.MADE if target.made else 0)
+                | (engine.PRIVATE if self.private else 0),
                 part.written,
                 self.quiet_ns,
             )
@@ -546,7 +625,7 @@ class Copier:
         side = "source"
         source = target = -1
         try:
-            source = os.open(item.name, _READ, dir_fd=item.source.fd)
+            source = _open_source(item.source.fd, item.name)
             item.info = info = os.fstat(source)
             if not stat.S_ISREG(info.st_mode):
                 raise StagingError("changed", "no longer a file")  # noqa: TRY301
@@ -643,8 +722,7 @@ class Copier:
             else:
                 _compare(item, os.stat(item.temp, dir_fd=directory, follow_symlinks=False))
             name = self.rename.get(item.name, item.name)
-            self._keep_newer(item.target, name, info.st_mtime_ns, _join(item.path, name), result)
-            os.rename(item.temp, name, src_dir_fd=directory, dst_dir_fd=directory)
+            self._give_name(item.target, item.temp, name, info.st_mtime_ns, item.path, result)
         except (OSError, StagingError) as error:
             raise _FailedError("destination", error) from None
         result.copied += 1
@@ -660,10 +738,7 @@ class Copier:
     def _prove(self, item: _Written) -> None:
         """Read back what was written and compare. Raises OSError, StagingError."""
         info = item.info
-        try:
-            fd = os.open(item.temp, _READ, dir_fd=item.target.fd)
-        except PermissionError:
-            fd = _open_unreadable(item.target.fd, item.temp)
+        fd = _open_written(item.target.fd, item.temp)
         try:
             if self._sync_of(item.target).drop_cache:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -678,11 +753,23 @@ class Copier:
             raise StagingError("mismatch")
         _compare(item, there)
 
+    def _give_name(
+        self, directory: Dir, temp: str, name: str, mtime_ns: int, path: str, result: _Result
+    ) -> None:
+        """Give what waits in the directory `path` under the name `temp` its own, where a newer file is kept. Raises
+        OSError."""
+        fd = directory.fd
+        if not (directory.made and self.private):
+            # Where nothing was before, others may have put something by now: most likely not.
+            fresh = directory.made and self._sync_of(directory).flags & engine.NO_REPLACE
+            if fresh and engine.put_new(fd, os.fsencode(temp), os.fsencode(name)):
+                return
+            self._keep_newer(directory, name, mtime_ns, _join(path, name), result)
+        os.rename(temp, name, src_dir_fd=fd, dst_dir_fd=fd)
+
     def _keep_newer(self, directory: Dir, name: str, mtime_ns: int, path: str, result: _Result) -> None:
         """Keep a file at the destination that is newer than what is about to replace it, under another name. Raises
         OSError."""
-        if directory.made:
-            return
         fd = directory.fd
         try:
             there = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -690,9 +777,9 @@ class Copier:
             return
         if not stat.S_ISREG(there.st_mode) or there.st_mtime_ns <= mtime_ns:
             return
-        kept = first = f"{name}.newer-{self.token}.{self.setup['run']}"
         number = 0
         while True:
+            kept = self._kept_name(fd, name, number)
             try:
                 os.link(name, kept, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
                 break
@@ -701,26 +788,39 @@ class Copier:
                 if (info.st_dev, info.st_ino) == (there.st_dev, there.st_ino):
                     break  # by a copier that died before it could replace the file
                 number += 1
-                kept = f"{first}.{number}"
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
+                if _is_there(fd, kept):
+                    number += 1
+                    continue
                 os.rename(name, kept, src_dir_fd=fd, dst_dir_fd=fd)
                 break
         result.note("newer", path)
+
+    def _kept_name(self, fd: int, name: str, number: int) -> str:
+        """The name under which a newer file is kept, shortened to what the directory `fd` takes."""
+        end = f".newer-{self.token}.{self.setup['run']}" + (f".{number}" if number else "")
+        limit = os.fpathconf(fd, "PC_NAME_MAX")
+        most = (limit if limit > len(end) else 255) - len(end)  # a file system may say nothing of it
+        while len(os.fsencode(name)) > most:
+            name = name[:-1]
+        return name + end
 
     def _symlink(self, item: _Written, result: _Result) -> None:
         """Copy a symbolic link: its text, and its times. Raises _FailedError."""
         side, name, directory = "source", item.name, item.target.fd
         try:
-            text = os.readlink(name, dir_fd=item.source.fd)
             info = os.stat(name, dir_fd=item.source.fd, follow_symlinks=False)
+            text = os.readlink(name, dir_fd=item.source.fd)  # which sets its access time
             side = "destination"
             try:
                 os.symlink(text, item.temp, dir_fd=directory)
             except FileExistsError:
                 os.unlink(item.temp, dir_fd=directory)
                 os.symlink(text, item.temp, dir_fd=directory)
+            if os.readlink(item.temp, dir_fd=directory) != text:  # the same here
+                raise StagingError("mismatch")  # noqa: TRY301
             with contextlib.suppress(PermissionError):
                 if os.geteuid() == 0:
                     os.chown(item.temp, info.st_uid, info.st_gid, dir_fd=directory, follow_symlinks=False)
@@ -733,10 +833,7 @@ class Copier:
                     dir_fd=directory,
                     follow_symlinks=False,
                 )
-            if os.readlink(item.temp, dir_fd=directory) != text:
-                raise StagingError("mismatch")  # noqa: TRY301
-            self._keep_newer(item.target, name, info.st_mtime_ns, _join(item.path, name), result)
-            os.rename(item.temp, name, src_dir_fd=directory, dst_dir_fd=directory)
+            self._give_name(item.target, item.temp, name, info.st_mtime_ns, item.path, result)
         except (OSError, StagingError) as error:
             raise _FailedError(side, error) from None
         result.copied += 1
@@ -755,6 +852,7 @@ class Copier:
             fd = os.open(temp, _MAKE, 0o600, dir_fd=directory.fd)
             try:
                 os.ftruncate(fd, payload["entry"][1])
+                inode = os.fstat(fd).st_ino
             except OSError:
                 os.unlink(temp, dir_fd=directory.fd)
                 raise
@@ -763,7 +861,7 @@ class Copier:
         except (OSError, StagingError) as error:
             result.fail("destination", error, _join(payload["dir"], payload["entry"][0]))
             return
-        result.extra["made"] = wire.dumps({**payload, "temp": temp})
+        result.extra["made"] = wire.dumps({**payload, "temp": temp, "inode": inode})
 
     def piece(self, payload: dict[str, Any], index: int, result: _Result) -> None:
         """Copy and prove one piece of a big file."""
@@ -776,7 +874,7 @@ class Copier:
             side = "destination"
             target_dir = self.target.open(path)
             side = "source"
-            source = os.open(entry[0], _READ, dir_fd=self.source.open(path).fd)
+            source = _open_source(self.source.open(path).fd, entry[0])
             info = os.fstat(source)
             if not _as_scanned(info, entry):
                 self._again(payload, info, result)
@@ -840,18 +938,25 @@ class Copier:
             info.st_mtime_ns, info.st_ctime_ns, limit_ns(self.clock, self.source.root.fd)
         )
         entry = [name, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
-        payload = {"dir": path, "entry": entry, "temp": "", "have": {}, "quiet": quiet}
+        payload = {
+            "dir": path,
+            "entry": entry,
+            "temp": "",
+            "inode": 0,
+            "atime": info.st_atime_ns,
+            "quiet": quiet,
+        }
         return [max(1, -(-info.st_size // PIECE)), info.st_size, wire.dumps(payload)]
 
-    def place(self, payload: dict[str, Any], digests: list[str], result: _Result) -> None:
-        """Give a big file, whose pieces are all proved, its metadata and its name."""
+    def place(self, payload: dict[str, Any], joined: str, result: _Result) -> None:
+        """Give a big file, whose pieces are all proved, its metadata and its name; `joined` is their checksum."""
         path, entry, temp, quiet = payload["dir"], payload["entry"], payload["temp"], payload["quiet"]
         kept_ns = _kept_ns(entry[2], quiet)
         name = self.rename.get(entry[0], entry[0])
         source = target = -1
         side = "source"
         try:
-            source = os.open(entry[0], _READ, dir_fd=self.source.open(path).fd)
+            source = _open_source(self.source.open(path).fd, entry[0])
             info = os.fstat(source)
             if not _as_scanned(info, entry):
                 self._again(payload, info, result)
@@ -862,22 +967,24 @@ class Copier:
                 target = os.open(temp, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
             except FileNotFoundError:
                 there = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-                if there.st_size != entry[1] or not same_time(kept_ns, there.st_mtime_ns):
+                if (
+                    there.st_ino != payload["inode"]
+                    or there.st_size != entry[1]
+                    or not same_time(kept_ns, there.st_mtime_ns)
+                ):
                     raise
-                # a node that was given up meanwhile has done it: nothing but a proved file gets this far
+                # it is this very file: a node that was given up meanwhile has placed it
             else:
                 if os.fstat(target).st_size != entry[1]:
                     raise StagingError("mismatch")
                 for note in copy_metadata(source, target, info, None, inherits_acl=directory.default_acl):
                     result.note(note, _join(path, entry[0]))
-                if not quiet:
-                    os.utime(target, ns=(info.st_atime_ns, kept_ns))
+                os.utime(target, ns=(payload["atime"], kept_ns))  # of before its pieces were read
                 if self._sync_of(directory).how != _Sync.NONE:
                     os.fsync(target)
                 if not same_time(kept_ns, os.fstat(target).st_mtime_ns):
                     raise StagingError("mismatch")
-                self._keep_newer(directory, name, info.st_mtime_ns, _join(path, name), result)
-                os.rename(temp, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+                self._give_name(directory, temp, name, info.st_mtime_ns, path, result)
         except (OSError, StagingError) as error:
             result.fail(side, error, _join(path, entry[0]))
             return
@@ -889,9 +996,8 @@ class Copier:
         if not quiet:
             result.note("early", _join(path, entry[0]))
             return
-        joined = xxhash.xxh3_128_digest(b"".join(bytes.fromhex(digest) for digest in digests))
         mark = fingerprint(_join(path, entry[0]), *entry[1:])
-        result.proofs += proof(mark, joined if self.read_back else b"")
+        result.proofs += proof(mark, bytes.fromhex(joined) if self.read_back else b"")
 
     def drop(self, payload: dict[str, Any]) -> None:
         """Remove the temporary name of a big file that was given up."""
@@ -902,7 +1008,7 @@ class Copier:
 
     def link(self, tag: str, dirs: list[str], payload: list[Any], result: _Result) -> None:
         """Give files that are there their further names."""
-        number = 0
+        number, refused = 0, _Apart()
         for index, entries, _ in payload:
             path = dirs[index]
             for name, (first_path, entry) in entries:
@@ -916,14 +1022,20 @@ class Copier:
                     if not self.clock:
                         result.proofs += proof(fingerprint(_join(path, name), *entry[1:]), b"")
                 except _LinkRefusedError:
-                    source = self.source.open(path)
-                    info = os.stat(name, dir_fd=source.fd, follow_symlinks=False)
-                    is_link = stat.S_ISLNK(info.st_mode)
-                    payload_of_one = [[0, [], [name]] if is_link else [0, [name], []]]
-                    result.note("links", _join(path, name))
-                    self.copy(f"{tag}l{number}", [path], payload_of_one, result)
+                    self._refuse(path, name, refused, result)
                 except (OSError, StagingError) as error:
                     result.fail("destination", error, _join(path, name))
+        result.extra["apart"] = refused.batches()
+
+    def _refuse(self, path: str, name: str, refused: _Apart, result: _Result) -> None:
+        """Have a name that cannot be a link copied: by whoever is idle, as it may be large."""
+        try:
+            info = os.stat(name, dir_fd=self.source.open(path).fd, follow_symlinks=False)
+        except (OSError, StagingError) as error:
+            result.fail("source", error, _join(path, name))
+        else:
+            result.note("links", _join(path, name))
+            refused.add(path, name, info)
 
     def _link(
         self,
@@ -959,49 +1071,100 @@ class Copier:
                 raise _LinkRefusedError from None
             raise
         try:
-            self._keep_newer(directory, name, mtime, _join(path, name), result)
-            os.rename(temp, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+            self._give_name(directory, temp, name, mtime, path, result)
         except OSError:
             os.unlink(temp, dir_fd=directory.fd)
             raise
         result.copied += 1
 
-    def delete(self, dirs: list[str], result: _Result) -> None:
-        """Remove from the destination what its source directory has no entry for."""
-        deleted: list[str] = []
-        if self.setup["single"]:
-            result.skipped, dirs = len(dirs), []
-        for path in dirs:
+    def delete(self, dirs: list[str], seen: list[list[Any]], result: _Result) -> None:
+        """Remove from the destination what its source directory has no entry for; `seen` says how each was scanned.
+
+        As much as can be removed in `_TURN_S`: what is left over is told, and handed out again.
+        """
+        from beeond_ctl.staging.surplus import Walk  # with `re`, and seldom needed
+
+        for tree in self._trees():
+            tree.trim(0)  # what bears these names now
+        walk = Walk(os.fstat(self.source.root.fd), (self.token, *self.setup["tokens"]))
+        turn = _Turn()
+        for number, (path, as_scanned) in enumerate(zip(dirs, seen, strict=True)):
+            walk.at = path
             try:
-                with os.scandir(self.source.open(path).fd) as entries:
-                    wanted = {entry.name for entry in entries}
-                directory = self.target.open(path).fd
-                with os.scandir(directory) as entries:
-                    surplus = [entry for entry in entries if entry.name not in wanted]
-                for entry in surplus:
-                    # What this transfer set aside because it was newer (`_keep_newer`) is somebody's work.
-                    if (
-                        not entry.name.startswith(f"{child.PREFIX}{self.token}.")
-                        and f".newer-{self.token}." not in entry.name
-                    ):
-                        self._remove(directory, entry.name, entry.is_dir(follow_symlinks=False))
-                        deleted.append(_join(path, entry.name))
+                if not self._delete_in(path, as_scanned, walk, turn):
+                    left = dirs[number:], seen[number:]
+                    result.extra["left"] = [len(left[0]), *map(wire.dumps, left)]
+                    break
                 result.skipped += 1
             except (OSError, StagingError) as error:
-                result.fail("destination", error, path or ".")
-        result.extra["deleted"] = [len(deleted), sorted(deleted)[:100]]
+                result.fail("deletion", error, walk.at or ".")
+            except _FailedError as failure:
+                result.fail(failure.side, failure.error, walk.at or ".")
+        result.extra["deleted"] = [len(turn.removed), sorted(turn.removed)[:100]]
 
-    def _remove(self, directory: int, name: str, is_dir: bool) -> None:  # noqa: FBT001
-        if not is_dir:
-            os.unlink(name, dir_fd=directory)
-            return
-        import shutil
+    def _delete_in(self, path: str, as_scanned: list[Any], walk: Walk, turn: _Turn) -> bool:
+        """Remove what is surplus in one directory; whether that is all. Raises OSError, StagingError, _FailedError."""
+        from beeond_ctl.staging.surplus import is_spared
 
+        wanted, is_as_scanned = self._wanted(path, as_scanned)
+        directory = self.target.open(path)
+        for _ in range(_TRIES):
+            lacking = {name for name, is_copied in wanted.items() if is_copied}
+            surplus = []
+            with os.scandir(directory.fd) as entries:
+                for entry in entries:
+                    lacking.discard(entry.name)
+                    if entry.name not in wanted and not is_spared(_join(path, entry.name)):
+                        surplus.append(entry)
+            if not surplus:
+                return True
+            if not is_as_scanned:
+                raise _FailedError("source", StagingError("changed"))
+            parts = path.split("/") if path else []
+            if any(walk.is_source(self.target.open("/".join(parts[:at])).fd) for at in range(len(parts) + 1)):
+                raise StagingError("is-source")
+            if lacking:  # what is there may be it, under a name that is not the same to us
+                name = min(lacking)
+                walk.at = _join(path, name)
+                if _is_there(directory.fd, name):
+                    raise StagingError("spelling")
+                raise _FailedError("source", StagingError("changed"))  # it is new there
+            try:
+                with contextlib.closing(walk.doomed(directory.fd, path, surplus)) as doomed:
+                    return all(turn.remove(each) for each in doomed)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:  # a listing may leave something out while it gets shorter
+                    raise
+        raise StagingError("changed")
+
+    def _wanted(self, path: str, as_scanned: list[Any]) -> tuple[dict[str, bool], bool]:
+        """The names in a directory of the source, and whether they are copied; whether that can be all of them. Raises
+        _FailedError.
+
+        A listing that is shorter than the truth would cost the copies: the directory has to be the one that was
+        scanned, before and after, and to have no fewer names.
+        """
+        above, _, name = path.rpartition("/")
         try:
-            shutil.rmtree(name, dir_fd=directory)
-        except PermissionError:
-            _unlock_below(directory, name)
-            shutil.rmtree(name, dir_fd=directory)
+            above_fd = self.source.open(above).fd if path else None
+            at = name if path else self.setup["source"]
+            fd = os.open(at, _LIST | (os.O_NOFOLLOW if path else 0), dir_fd=above_fd)
+            try:
+                before = os.fstat(fd)
+                wanted = {}
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        is_copied = entry.is_file(follow_symlinks=False) or entry.is_symlink()
+                        is_copied = is_copied or entry.is_dir(follow_symlinks=False)
+                        wanted[entry.name] = is_copied and _join(path, entry.name) != self.setup["hidden"]
+            finally:
+                os.close(fd)
+            after = os.stat(at, dir_fd=above_fd, follow_symlinks=not path)
+        except (OSError, StagingError) as error:
+            raise _FailedError("source", error) from None
+        inode, is_mounted, count = as_scanned
+        found = {(info.st_ino, info.st_dev != self.source_root_device) for info in (before, after)}
+        return wanted, found == {(inode, is_mounted)} and len(wanted) >= count
 
     def clean(self, dirs: list[str], result: _Result) -> None:
         """Remove what runs of this transfer that were killed have left."""
@@ -1013,8 +1176,9 @@ class Copier:
                     result.skipped += 1
                     continue
                 for name in os.listdir(directory):
-                    if name.startswith(prefix):
-                        os.unlink(name, dir_fd=directory)
+                    if name.startswith(prefix) and name != self.setup["marker"]:
+                        with contextlib.suppress(FileNotFoundError):  # the root is handed out twice
+                            os.unlink(name, dir_fd=directory)
                 result.skipped += 1
             except (OSError, StagingError) as error:
                 result.fail("destination", error, path)
@@ -1033,6 +1197,9 @@ class Copier:
                 if isinstance(both, _FailedError):
                     raise both
                 source, target = both
+                if self.setup["folds"] and not self.setup["single"] and (name := _clash(source, target)):
+                    result.fail("destination", StagingError("same-name"), _join(path, name))
+                    return
                 if (path or self.setup["root_made"]) and not self.setup["single"]:
                     self._finish_one(source.fd, target, path, result)
                 if self._sync_of(target).how == _Sync.EACH:
@@ -1065,6 +1232,21 @@ class Copier:
         for note in notes:
             result.note(note, path or ".")
 
+    def unmark(self, result: _Result) -> None:
+        """Remove the name by which other nodes know the destination, whose own metadata have been set before."""
+        root = self.target.root
+        if not self.setup["marker"]:
+            return
+        try:
+            self.target.unlock()
+            unmark(root.fd, self.setup["marker"])
+            if self.setup["root_made"] and not self.setup["single"]:
+                self._finish_one(self.source.root.fd, root, "", _Result())
+            if self._sync_of(root).how != _Sync.NONE:
+                child.sync_directory(root.fd)
+        except (OSError, StagingError) as error:
+            result.fail("destination", error, self.setup["marker"])
+
     def trim(self) -> None:
         """Close what is not in use any more."""
         for tree in self._trees():
@@ -1083,8 +1265,39 @@ class _LinkRefusedError(Exception):
     """The file system makes no (more) hard links to this file."""
 
 
+def _is_there(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
+
+
+def _clash(source: Dir, target: Dir) -> str:
+    """A name of the source that has become one with another, where names that differ may be the same. Raises OSError.
+
+    Each has an entry of its own, spelled as it is, or one that was there before and is spelled otherwise.
+    """
+    there, names = set(os.listdir(target.fd)), set(os.listdir(source.fd))
+
+    def identity(name: str) -> tuple[int, int]:
+        info = os.stat(name, dir_fd=target.fd, follow_symlinks=False)
+        return info.st_dev, info.st_ino
+
+    others = {identity(name) for name in there - names} if names - there else set()
+    for name in sorted(names - there):
+        try:
+            mine = identity(name)
+        except FileNotFoundError:
+            continue  # neither file, directory nor link, or new
+        if mine not in others:
+            return name
+        others.remove(mine)
+    return ""
 
 
 def _compare(item: _Written, there: os.stat_result) -> None:
@@ -1116,6 +1329,30 @@ def _as_scanned(info: os.stat_result, entry: list[Any]) -> bool:
     )
 
 
+def _open_source(directory: int, name: str) -> int:
+    """Open a file to be copied: at once, whatever is under that name; one with a lease once that is given back."""
+    try:
+        return os.open(name, _READ, dir_fd=directory)
+    except BlockingIOError:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StagingError("changed", "no longer a file")
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+
+
+def _open_written(directory: int, name: str) -> int:
+    """Open what was written for reading, which is not to set its access time."""
+    try:
+        return os.open(name, _READ | os.O_NOATIME, dir_fd=directory)
+    except PermissionError as error:
+        if error.errno == errno.EPERM:  # it belongs to another user, as where root is mapped to one
+            return os.open(name, _READ, dir_fd=directory)
+    return _open_unreadable(directory, name)
+
+
 def _open_unreadable(directory: int, name: str) -> int:
     """Open a file of ours for reading whose mode keeps its owner, but not others, from that."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -1126,46 +1363,38 @@ def _open_unreadable(directory: int, name: str) -> int:
         mode = stat.S_IMODE(info.st_mode)
         os.chmod(f"/proc/self/fd/{fd}", mode | stat.S_IRUSR)
         try:
-            return os.open(name, _READ, dir_fd=directory)
+            return os.open(name, _READ | os.O_NOATIME, dir_fd=directory)
         finally:
             os.chmod(f"/proc/self/fd/{fd}", mode)
     finally:
         os.close(fd)
 
 
-def _unlock_below(directory: int, name: str) -> None:
-    """Give the owner access to every directory in the tree `name`."""
-    os.chmod(name, 0o700, dir_fd=directory)
-    for _, _, _, fd in os.fwalk(name, dir_fd=directory):
-        with os.scandir(fd) as entries:
-            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for each in below:
-            os.chmod(each, 0o700, dir_fd=fd)
-
-
 def _answer(copier: Copier, fields: list[str]) -> str:
     kind, tag = fields[0], fields[1]
-    result = _Result(splits=kind == "copy", waits=kind == "copy")
+    result = _Result(splits=kind in {"copy", "apart"}, waits=kind == "copy")
     if kind == "look":
         copier.look(wire.loads(fields[2]), wire.loads(fields[3]), result)
-    elif kind in {"copy", "last"}:
+    elif kind in {"copy", "last", "apart"}:
         copier.copy(tag, wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "make":
         copier.make(wire.loads(fields[2]), result)
     elif kind == "piece":
         copier.piece(wire.loads(fields[2]), int(fields[3]), result)
     elif kind == "place":
-        copier.place(wire.loads(fields[2]), wire.loads(fields[3]), result)
+        copier.place(wire.loads(fields[2]), fields[3], result)
     elif kind == "drop":
         copier.drop(wire.loads(fields[2]))
     elif kind == "link":
         copier.link(tag, wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "delete":
-        copier.delete(wire.loads(fields[2]), result)
+        copier.delete(wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "clean":
         copier.clean(wire.loads(fields[2]), result)
     elif kind == "finish":
         copier.finish(wire.loads(fields[2]), result)
+    elif kind == "unmark":
+        copier.unmark(result)
     else:
         raise wire.ProtocolError(f"unknown work {kind!r}")
     copier.trim()

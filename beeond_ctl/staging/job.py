@@ -27,7 +27,8 @@ class Job(NamedTuple):
     what a killed one left at the destination may be removed. `live`: others may write to the source meanwhile and
     afterwards, so that only files that they have left alone are proved (see `quiet`); needs `flushes`. `listed` is a
     list of what is in the source, if there is one (see `listing`), which is used up. `outside` is a directory that the
-    copy must not lie in, whatever links lead there: that of an instance, which goes with the source. `all_or_nothing`:
+    copy must not lie in, whatever links lead there: that of an instance, which goes with the source. `others` are the
+    destinations of the same job's other transfers, which the flag `delete` must not reach. `all_or_nothing`:
     nobody uses the destination before all is proved, and if it is not, it is removed as a whole.
     """
 
@@ -41,4 +42,5 @@ class Job(NamedTuple):
     live: bool = False
     listed: bytes = b""
     outside: bytes = b""
+    others: tuple[bytes, ...] = ()
     all_or_nothing: bool = False

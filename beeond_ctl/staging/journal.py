@@ -27,13 +27,13 @@ _HEAD = struct.Struct("<II")
 _MAX = 32 << 20
 
 
-def records(fd: int, length: int | None = None) -> Iterator[tuple[str, str]]:
+def records(fd: int, length: int | None = None) -> Iterator[tuple[str, bytes]]:
     """The whole records of the journal open at `fd`, of its first `length` bytes."""
     for kind, text, _ in _read(fd, length):
         yield kind, text
 
 
-def _read(fd: int, length: int | None) -> Iterator[tuple[str, str, int]]:
+def _read(fd: int, length: int | None) -> Iterator[tuple[str, bytes, int]]:
     at = 0
     with open(os.dup(fd), "rb") as stream:
         stream.seek(0)
@@ -45,8 +45,8 @@ def _read(fd: int, length: int | None) -> Iterator[tuple[str, str, int]]:
             if len(body) != size or zlib.crc32(body) != crc:
                 return
             at += _HEAD.size + size
-            kind, _, text = body.decode("ascii", "replace").partition("\t")
-            yield kind, text, at
+            kind, _, text = body.partition(b"\t")
+            yield kind.decode("ascii", "replace"), text, at
 
 
 class Journal:
@@ -58,7 +58,7 @@ class Journal:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self.length = -1  # not known yet: nothing can be written there
 
-    def read(self) -> Iterator[tuple[str, str]]:
+    def read(self) -> Iterator[tuple[str, bytes]]:
         """The whole records. What a crash left unfinished behind them is cut off. Raises OSError."""
         end = 0
         for kind, text, end in _read(self.fd, None):  # noqa: B007 (the last one is wanted)

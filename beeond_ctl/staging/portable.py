@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     Marks = list[array[int]]
 
 WRITE, PLACE, VERIFY, SYNC_EACH, DROP_CACHE, MADE, LIVE, NAMELESS, DIRECT = 1, 2, 4, 8, 16, 32, 64, 128, 256
+PRIVATE, NO_REPLACE = 512, 1024
 """What `copy` is to do, and with what."""
+
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # prctl(2)
+
+
+def harden() -> None:
+    """Give up what is left of privileges for good, and let nobody look into this process. Raises OSError."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
+        if libc.prctl(option, value, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
 
 
 def marks(known: array[int]) -> Marks:
@@ -86,6 +99,16 @@ def look(
     proved, 2 a copy also for `update`.
     """
     return [], [], [os.fsdecode(name) for name in names.split(b"\0")[:-1]], [], []
+
+
+def put_new(
+    directory: int,  # noqa: ARG001
+    temp: bytes,  # noqa: ARG001
+    name: bytes,  # noqa: ARG001
+) -> bool:
+    """Give what is in a directory under the name `temp` another one, if that is free; whether it has it. If not, for
+    whatever reason, nothing was changed."""
+    return False
 
 
 def copy(

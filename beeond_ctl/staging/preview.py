@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 from beeond_ctl.staging import child as program
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, StagingError, cause_of
-from beeond_ctl.staging.child import PREFIX
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.metadata import is_copy
+from beeond_ctl.staging.places import refusal
 from beeond_ctl.staging.spawn import end, last_words, spawn
-from beeond_ctl.staging.transfer import Fold, show
+from beeond_ctl.staging.surplus import Walk
+from beeond_ctl.staging.transfer import Fold, show, show_path
 from beeond_ctl.staging.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from beeond_ctl.staging.job import Identity
     from beeond_ctl.staging.tree import Dir
@@ -40,7 +41,10 @@ _GRACE_S: Final = 5.0
 
 @dataclass(slots=True)
 class Preview:
-    """What would be done. `complete`: everything was looked at, and not only as much as time allowed."""
+    """What would be done. `complete`: everything was looked at, and not only as much as time allowed.
+
+    `unread` are directories of the destination that cannot be looked into: what would be deleted there is not known.
+    """
 
     missing: bool = False
     refused: str = ""
@@ -50,6 +54,7 @@ class Preview:
     special: int = 0
     delete: int = 0
     delete_names: list[str] = field(default_factory=list)
+    unread: Fold = field(default_factory=Fold)
     problems: dict[str, Fold] = field(default_factory=dict)
     complete: bool = True
 
@@ -85,6 +90,9 @@ def look(
         return found
     target: Tree | None = None
     try:
+        found.refused = _refused(job, "" if rename else source, destination)
+        if found.refused:
+            return found
         target = Tree(destination, make=False)
     except FileNotFoundError:
         pass  # it would be made
@@ -96,6 +104,15 @@ def look(
         hidden = ""
     _Look(found, job, tree, target, known, hidden, time.monotonic() + within_s).walk(rename)
     return found
+
+
+def _refused(job: Job, source: str, destination: str) -> str:
+    """Why the transfer would be refused, as its summary says it. Raises OSError."""
+    text = refusal(
+        source, destination, delete="delete" in job.flags, outside=os.fsdecode(job.outside),
+        others=map(os.fsdecode, job.others),
+    )  # fmt: skip
+    return f"{show_path(job.destination)}: {text}" if text else ""
 
 
 class _Look:
@@ -158,15 +175,8 @@ class _Look:
                     below.append(f"{path}/{entry.name}" if path else entry.name)
                 else:
                     self._entry(source, target, path, entry.name, entry.name)
-        if self.delete and target is not None and not self.only:
-            with os.scandir(target.fd) as entries:
-                for entry in entries:
-                    if (
-                        entry.name not in names
-                        and not entry.name.startswith(PREFIX)
-                        and ".newer-" not in entry.name
-                    ):
-                        self._doomed(target, path, entry)
+        if self.delete and self.target is not None and not self.only:
+            self._surplus(self.target, path, names)
         return below
 
     def _entry(self, source: Dir, target: Dir | None, path: str, name: str, placed: str) -> None:
@@ -205,40 +215,51 @@ class _Look:
             return False
         return is_copy(info, there, proved=proved)
 
-    def _doomed(self, target: Dir, path: str, entry: os.DirEntry[str]) -> None:
-        full = f"{path}/{entry.name}" if path else entry.name
-        for name in (full, *_below(target, entry, full)):
+    def _surplus(self, target: Tree, path: str, wanted: set[str]) -> None:
+        """Find what would be deleted in one directory."""
+        try:
+            directory = target.open(path).fd
+            with os.scandir(directory) as entries:
+                surplus = [entry for entry in entries if entry.name not in wanted]
+        except (FileNotFoundError, StagingError):
+            return  # it would be made, or nothing be deleted
+        except OSError as error:
+            self._unread(error, path)
+            return
+        for doomed in Walk(os.fstat(self.tree.root.fd), None, self._unread).doomed(directory, path, surplus):
+            if time.monotonic() > self.deadline_s:
+                self.found.complete = False
+                return
             self.found.delete += 1
             if len(self.found.delete_names) < NAMES:
-                self.found.delete_names.append(name)
+                self.found.delete_names.append(doomed.path)
+
+    def _unread(self, _: OSError | StagingError, path: str) -> None:
+        self.found.unread = self.found.unread.add(1, [path or "."])
 
     def _problem(self, error: OSError | StagingError, path: str) -> None:
         text = CAUSES[cause_of(error)]
         self.found.problems[text] = self.found.problems.get(text, Fold()).add(1, [path])
 
 
-def _below(target: Dir, entry: os.DirEntry[str], full: str) -> Iterator[str]:
-    """What goes with a directory that is deleted."""
-    if not entry.is_dir(follow_symlinks=False):
-        return
-    for path, dirs, files, _ in os.fwalk(entry.name, dir_fd=target.fd):
-        inner = full + path[len(entry.name) :]
-        for name in (*dirs, *files):
-            yield f"{inner}/{name}"
-
-
 def look_as(job: Job, user: Identity, *, within_s: float) -> dict[str, Any]:
-    """What `job` would delete, looked up by a process of `user`: `count`, some `names`, `complete`. Raises OSError."""
+    """What `job` would delete, looked up by a process of `user`: `count`, some `names`, how many directories cannot be
+    looked into (`unread`), `complete`; or why it would be `refused`. Raises OSError."""
     child = spawn("preview", user)
     order = {
         "source": job.source.hex(), "destination": job.destination.hex(), "flags": list(job.flags),
-        "flushes": job.flushes.hex(), "within_s": within_s,
+        "flushes": job.flushes.hex(), "outside": job.outside.hex(), "others": [path.hex() for path in job.others],
+        "within_s": within_s,
     }  # fmt: skip
     try:
         said, _ = child.communicate(wire.dumps(order).encode("ascii") + b"\n", timeout=within_s + _GRACE_S)
         found = wire.loads(said)
         count, names, complete = int(found["count"]), list(found["names"]), bool(found["complete"])
-        return {"count": count, "names": [str(name)[:400] for name in names[:_TOLD]], "complete": complete}
+        refused = {"refused": str(found["refused"])[:400]} if found["refused"] else {}
+        return {
+            "count": count, "names": [str(name)[:400] for name in names[:_TOLD]],
+            "unread": int(found["unread"]), "complete": complete, **refused,
+        }  # fmt: skip
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"no answer within {within_s:.0f} s") from None
     except (wire.ProtocolError, ValueError, KeyError, TypeError):
@@ -249,11 +270,20 @@ def look_as(job: Job, user: Identity, *, within_s: float) -> dict[str, Any]:
 
 def _main() -> None:
     order = wire.loads(sys.stdin.buffer.readline(wire.MAX_LINE))
-    paths = [bytes.fromhex(order[key]) for key in ("source", "destination")]
-    job = Job(paths[0], paths[1], tuple(order["flags"]), flushes=bytes.fromhex(order["flushes"]))
+    source, destination, flushes, outside = (
+        bytes.fromhex(order[key]) for key in ("source", "destination", "flushes", "outside")
+    )
+    job = Job(
+        source, destination, tuple(order["flags"]),
+        flushes=flushes, outside=outside, others=tuple(map(bytes.fromhex, order["others"])),
+    )  # fmt: skip
     found = look(job, within_s=float(order["within_s"]))
     names = [show(name) for name in found.delete_names[:_TOLD]]
-    sys.stdout.write(wire.dumps({"count": found.delete, "names": names, "complete": found.complete}))
+    answer = {
+        "count": found.delete, "names": names, "unread": found.unread.count, "complete": found.complete,
+        "refused": found.refused,
+    }  # fmt: skip
+    sys.stdout.write(wire.dumps(answer))
 
 
 def proofs_of(job: Job) -> Callable[[str, os.stat_result], bool]:

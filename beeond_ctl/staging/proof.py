@@ -11,8 +11,6 @@ import binascii
 import struct
 from array import array
 
-import xxhash
-
 HASH = "xxh3-128"
 """The checksum: of a file's bytes as read, holes as zeros; of a file copied in pieces, of its pieces' checksums."""
 
@@ -24,6 +22,8 @@ _64 = (1 << 64) - 1
 
 def fingerprint(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> int:
     """64 bits that stand for one state of one file; the destination is looked at as well before they count."""
+    import xxhash  # for what is not ordinary: a scanner seldom needs it
+
     numbers = _NUMBERS.pack(size, mtime_ns & _64, ctime_ns & _64, inode)
     return xxhash.xxh3_64_intdigest(numbers + path.encode(errors="surrogateescape"))
 
@@ -40,10 +40,10 @@ def pack(proofs: bytes | bytearray) -> str:
     return binascii.b2a_base64(columns, newline=False).decode("ascii")
 
 
-def marks(text: str) -> array[int]:
+def marks(text: bytes) -> array[int]:
     """The fingerprints in a text of proofs. Raises ValueError.
 
-    >>> list(marks(pack(proof(7, b"checksum"))))
+    >>> list(marks(pack(proof(7, b"checksum")).encode()))
     [7]
     """
     if len(text) % (SIZE // 3 * 4):

@@ -33,11 +33,15 @@ _NEVER = -1
 def filesystem(fd: int) -> str:
     """The type of the file system that `fd` is on, `''` when that cannot be told."""
     device = os.fstat(fd).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    return type_of_mount(2, f"{os.major(device)}:{os.minor(device)}".encode())
+
+
+def type_of_mount(field: int, value: bytes) -> str:
+    """The type in the first line of the mount table (proc(5)) that has `value` in this field; `''` if there is none."""
     with open("/proc/self/mountinfo", "rb") as mounts:
         for line in mounts:
             fields = line.split(b" ")  # a path may have other blanks in it
-            if fields[2] == wanted:
+            if fields[field] == value:
                 return os.fsdecode(fields[fields.index(b"-", 6) + 1])
     return ""
 

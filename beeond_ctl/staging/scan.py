@@ -8,27 +8,31 @@ Reads one line of JSON from standard input and writes lines of fields (see `wire
     refused TEXT                          the transfer makes no sense; nothing follows
     batch   ENTRIES BYTES DIRS PAYLOAD    files and links to copy
     kept    ENTRIES                       the destination has these already: proved by an earlier run, or `update`
+    have    FLAGS   DIGESTS               what an earlier run proved of the big file that follows: 0 or 1 for each
+                                          of its pieces, and the checksums of all; in several lines, if many
     big     RANGES  BYTES DIRS PAYLOAD    one file to copy in pieces
     links   ENTRIES 0     DIRS PAYLOAD    names of files that have another name in an earlier batch
     dirs    ENTRIES 0     DIRS -          directories to finish, in any order
     locked  ENTRIES 0     DIRS -          directories that let nobody pass when finished: children after parents
+    delete  ENTRIES 0     DIRS SEEN       directories, in any order, for `delete`: what they have not goes
     look    NUMBER  0     DIRS PAYLOAD    names for any node to look at; it is answered by a line `looked NUMBER LOOKED`
     listed  DIRS    FILES JSON            how much was taken from the list of the source, or why nothing was
     special 1       0     JSON            neither file, directory nor link: named, not copied
     failed  CAUSE   SIDE  JSON            an entry that cannot be read
-    dirty                                 temporary names of others, named in SETUP, may be at the destination
+    dirty                                 temporary names, ours or those of others in SETUP, may be at the destination
     end
 
 PAYLOAD of a batch: `[[INDEX_IN_DIRS, [FILE...], [SYMBOLIC_LINK...]]...]`, names only; of links: `[[INDEX_IN_DIRS,
 [[NAME, FIRST]...], []]...]`, FIRST: `[DIR, ENTRY]`; of a big file: `{"dir": DIR, "entry": ENTRY, "temp":
-TEMPORARY_NAME, "have": {INDEX: CHECKSUM}, "quiet": BOOL}` (see `quiet`), ENTRY: `[NAME, SIZE, MTIME, CTIME, INODE]`.
-TEMPORARY_NAME is empty when there is no piece to go on from. PAYLOAD of a look: `[[INDEX_IN_DIRS, [NAME...]]...]`;
-LOOKED has for each of these what `engine.look` says.
+TEMPORARY_NAME, "inode": INODE_OF_IT, "atime": NS, "quiet": BOOL}` (see `quiet`), ENTRY: `[NAME, SIZE, MTIME, CTIME,
+INODE]`. TEMPORARY_NAME is empty when there is no piece to go on from. PAYLOAD of a look: `[[INDEX_IN_DIRS,
+[NAME...]]...]`; LOOKED has for each of these what `engine.look` says. SEEN:
+`[[INODE, IS_MOUNTED_BELOW_THE_SOURCE, NAMES]...]`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import binascii
 import errno
 import os
 import stat
@@ -41,8 +45,10 @@ from beeond_ctl.staging import child, wire
 from beeond_ctl.staging.causes import StagingError, cause_of, text_of
 from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import is_copy
+from beeond_ctl.staging.places import refusal
 from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.proof import marks as marks_in
+from beeond_ctl.staging.sight import is_own, mark, own_place, unmark
 from beeond_ctl.staging.tree import Dir, Tree
 from beeond_ctl.staging.wire import LOOKS_PER_NODE, MOST_PIECES, PIECE
 
@@ -78,6 +84,9 @@ _FIRST_ENTRIES, _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_NAMES, _BATCH_DIRS = 256, 1
 """What fills a batch: entries, bytes of data and of names, directories. The first are small, that all copiers soon have
 one, and those of a small tree their share."""
 _FIRST = 64
+
+_PIECES_SAID = 1 << 16
+"""Pieces that are told in one line, which has a limit."""
 
 
 class _Batch:
@@ -145,16 +154,19 @@ class _Paths:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.paths: list[str] = []
+        self.seen: list[list[int]] = []
 
-    def add(self, path: str) -> None:
+    def add(self, path: str, *seen: int) -> None:
         self.paths.append(path)
+        self.seen.append([*seen])
         if len(self.paths) >= _BATCH_DIRS:
             self.send()
 
     def send(self) -> None:
         if self.paths:
-            _say(self.kind, str(len(self.paths)), "0", wire.dumps(self.paths), "-")
-        self.paths = []
+            seen = wire.dumps(self.seen) if any(self.seen) else "-"
+            _say(self.kind, str(len(self.paths)), "0", wire.dumps(self.paths), seen)
+        self.paths, self.seen = [], []
 
 
 def _say(*fields: str) -> None:
@@ -174,7 +186,7 @@ class Proofs:
         return engine.has(self.marks, mark)
 
 
-def read_proofs(records: Iterator[tuple[str, str]], more: array[int]) -> Proofs:
+def read_proofs(records: Iterator[tuple[str, bytes]], more: array[int]) -> Proofs:
     """The proofs in a journal's records (see `copier` for what they hold), and `more`. A malformed one is no proof."""
     known = array("Q", more)
     pieces: dict[int, dict[str, dict[int, str]]] = {}
@@ -184,7 +196,8 @@ def read_proofs(records: Iterator[tuple[str, str]], more: array[int]) -> Proofs:
                 known += marks_in(text)
             elif kind == "piece":
                 mark, temp, index, digest = wire.loads(text)
-                pieces.setdefault(int(mark), {}).setdefault(str(temp), {})[int(index)] = str(digest)
+                bytes.fromhex(digest)
+                pieces.setdefault(int(mark), {}).setdefault(str(temp), {})[int(index)] = digest
         except (wire.ProtocolError, ValueError, TypeError):
             continue
     return Proofs(known, pieces)
@@ -257,6 +270,7 @@ class _Scan:
         self.clock = str(config["flushes"]) if config["header"]["live"] else ""
         self.batch, self.links = _Batch("batch"), _Batch("links")
         self.dirs, self.locked = _Paths("dirs"), _Paths("locked")
+        self.delete = _Paths("delete") if "delete" in config["flags"] and not self.only else None
         self.source, self.destination = str(config["source"]), str(config["destination"])
         self.rename: dict[str, str] = {}
         self.lock = threading.Condition()
@@ -372,7 +386,7 @@ class _Scan:
             if target is None:  # what is not there yet has to be made, if only as an empty directory
                 self.batch.group(path)
             (self.dirs if info.st_mode & 0o700 == 0o700 else self.locked).add(path)
-        last = False
+        last, count = False, len(listed.files) if listed is not None else 0
         while not last:
             try:
                 if listing is not None:
@@ -383,6 +397,7 @@ class _Scan:
                 with self.lock:
                     _fail(error, "source", path or ".")
                 break
+            count += names.count(0) + len(below)
             with self.lock:
                 self.pending += [prefix + name for name in below if prefix + name != self.hidden]
                 if below:
@@ -396,9 +411,10 @@ class _Scan:
                 if listed is not None:
                     self._take_in_listed(path, listed)
         with self.lock:
+            if self.delete is not None:
+                device = os.fstat(trees.source.root.fd).st_dev
+                self.delete.add(path, info.st_ino, int(info.st_dev != device), count)
             self.batch.send_full()
-            if self.kept >= _MANY:
-                self._say_kept()
         trees.source.trim(_KEEP)
         trees.target.trim(_KEEP)
 
@@ -479,7 +495,7 @@ class _Scan:
                 files, sizes, others = self._answered(each, part.names)
             except (TypeError, ValueError, LookupError, OverflowError):
                 files, sizes, others = [], [], part.names
-            self.kept += len(part.names) - len(files) - len(others)
+            self._keep(len(part.names) - len(files) - len(others))
             self.batch.add_files(part.path, files, sizes)
             if others:
                 self.left.append(_Names(part.path, others))
@@ -594,13 +610,19 @@ class _Scan:
         self.batch.add_files(path, listed.files, listed.sizes)
 
     def _take_in(self, path: str, prefix: str, seen: _Seen, *, walked: bool = False) -> None:
-        self.kept += seen.kept
+        self._keep(seen.kept)
         self.batch.add_files(path, seen.files, seen.sizes)
         for name, info, there in seen.rest:
             if isinstance(info, OSError):
                 _fail(info, "source", prefix + name)
             else:
                 self.entry(path, prefix, name, info, there=there, walked=walked)
+
+    def _keep(self, count: int) -> None:
+        """So many more are there already; said now and then, as nothing else may be to be seen of a large directory."""
+        self.kept += count
+        if self.kept >= _MANY:
+            self._say_kept()
 
     def _say_kept(self) -> None:
         if self.kept:
@@ -614,6 +636,8 @@ class _Scan:
         self._say_kept()
         self.dirs.send()
         self.locked.send()
+        if self.delete is not None:
+            self.delete.send()
 
     def entry(
         self, path: str, prefix: str, name: str, info: os.stat_result, *, there: bool, walked: bool = False
@@ -635,11 +659,11 @@ class _Scan:
                 self.links.add(path, [name, [first[0], _entry(first[1], info)]], 0)
                 return
         if there:
-            self.kept += 1
+            self._keep(1)
         elif not regular:
             self.batch.add(path, name, 0, 2)
         elif size > 2 * PIECE:
-            self.big(path, prefix, _entry(name, info))
+            self.big(path, prefix, _entry(name, info), info.st_atime_ns)
         else:
             self.batch.add(path, name, size)
 
@@ -672,7 +696,7 @@ class _Scan:
         finally:
             tree.close()
 
-    def big(self, path: str, prefix: str, entry: list[Any]) -> None:
+    def big(self, path: str, prefix: str, entry: list[Any], atime_ns: int) -> None:
         """Hand out a big file piece by piece, but for the pieces that an earlier run proved."""
         name, size, mtime, ctime, inode = entry
         count = -(-size // PIECE)
@@ -680,18 +704,24 @@ class _Scan:
             _fail(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "source", os.path.join(path, name))
             return
         mark = fingerprint(prefix + name, size, mtime, ctime, inode)
-        temp = ""
+        temp, there = "", 0
         have: dict[int, str] = {}
         for other, pieces in self.proofs.pieces.get(mark, {}).items() if self.proofs else ():
-            if len(pieces) > len(have) and self._has_pieces(path, other, size):
-                temp, have = other, pieces
+            if len(pieces) > len(have) and (found := self._has_pieces(path, other, size)):
+                temp, there, have = other, found, pieces
         payload = {
             "dir": path,
             "entry": entry,
             "temp": temp,
+            "inode": there,
+            "atime": atime_ns,
             "quiet": self._is_quiet(mtime, ctime),
-            "have": {str(k): v for k, v in have.items() if k < count},
         }
+        for at in range(0, count if have else 0, _PIECES_SAID):
+            some = range(at, min(at + _PIECES_SAID, count))
+            digests = b"".join(bytes.fromhex(have.get(index, "")).ljust(16, b"\0")[:16] for index in some)
+            flags = "".join("1" if index in have else "0" for index in some)
+            _say("have", flags, binascii.b2a_base64(digests, newline=False).decode("ascii"))
         _say("big", str(count), str(size), wire.dumps([path]), wire.dumps(payload))
 
     def _is_quiet(self, mtime_ns: int, ctime_ns: int) -> bool:
@@ -710,15 +740,15 @@ class _Scan:
         finally:
             os.close(source)
 
-    def _has_pieces(self, path: str, temp: str, size: int) -> bool:
-        """Whether the file that pieces were proved of is there: its name was made once (see `copier`)."""
+    def _has_pieces(self, path: str, temp: str, size: int) -> int:
+        """The inode of the file that pieces were proved of, if it is there: its name was made once (see `copier`)."""
         if not temp.startswith(f"{child.PREFIX}{self.token}.p") or "/" in temp:
-            return False
+            return 0
         try:
             info = os.lstat(os.path.join(self.destination, path, temp))
         except (OSError, ValueError):
-            return False
-        return stat.S_ISREG(info.st_mode) and info.st_size == size
+            return 0
+        return info.st_ino if stat.S_ISREG(info.st_mode) and info.st_size == size else 0
 
 
 def _as_told(name: str, directory: int, known: os.stat_result) -> os.stat_result:
@@ -752,27 +782,49 @@ def _use_list(scan: _Scan, path: str) -> str:
     return ""
 
 
-def _within(above: str, destination: str) -> bool:
-    """Whether `destination`, which may not be there yet, is the directory `above` or lies below it. Raises OSError."""
-    root, path = os.stat(above), os.path.realpath(destination)
-    while True:
+def _refused(config: dict[str, Any], source: str, destination: str) -> bool:
+    """Whether the transfer makes no sense (see `places`), which is then told. Raises OSError."""
+    text = refusal(
+        source,
+        destination,
+        delete="delete" in config["flags"],
+        outside=config["outside"],
+        others=config["others"],
+    )
+    if text:
+        _say("refused", wire.dumps(["destination", "other", text]))
+    return bool(text)
+
+
+def _folds(token: str, destination: str) -> bool:
+    """Whether names that differ may be the same in `destination`: in case, in how an accent is written, by a last dot.
+
+    Not so where no name can be made.
+    """
+    stem = f"{child.PREFIX}{token}.f{os.urandom(8).hex()}"
+    tree = Tree(destination, make=True)
+    fd = tree.root.fd
+    try:
         try:
-            info = os.stat(path)
-            if (info.st_dev, info.st_ino) == (root.st_dev, root.st_ino):
-                return True
+            mark(fd, f"{stem}A\u00e9")
         except OSError:
-            pass
-        if path == "/":
             return False
-        path = os.path.dirname(path)
+        try:
+            return any(_is_there(f"{stem}{end}", fd) for end in ("a\u00e9", "Ae\u0301", "A\u00e9."))
+        finally:
+            try:
+                unmark(fd, f"{stem}A\u00e9")
+            except OSError:
+                _say("dirty")
+    finally:
+        tree.close()
 
 
-def _refused(config: dict[str, Any], destination: str) -> bool:
-    """Whether a copy in the directory `destination` would go with the source, which is then told. Raises OSError."""
-    if not (config["outside"] and _within(config["outside"], destination)):
+def _is_there(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:  # or such a name cannot be
         return False
-    text = f"lies in {config['outside']}, which goes when the job has ended"
-    _say("refused", wire.dumps(["destination", "other", text]))
     return True
 
 
@@ -785,6 +837,32 @@ def _make(destination: str) -> bool:
         raise BrokenPipeError  # nobody is there to put it on record
     child.make_parents(destination)
     return True
+
+
+def _marked(token: str, destination: str) -> str:
+    """A name that was made in `destination`, by which other nodes know whether they see the same, if it can be
+    made."""
+    name = f"{child.PREFIX}{token}.m{os.urandom(8).hex()}"
+    try:
+        tree = Tree(destination, make=True)
+        try:
+            mark(tree.root.fd, name)
+        finally:
+            tree.close()
+    except OSError:
+        return ""
+    return name
+
+
+def _sights(config: dict[str, Any], source: int, destination: str) -> dict[str, Any]:
+    """What copiers have to see, so that none of another node takes a directory of its own for the same: a name at the
+    destination; at the source, where nothing may be written, the kernel and the device if it may be each node's own.
+    Raises OSError."""
+    if config["nodes"] == 1:
+        return {"marker": "", "places": [None, None]}
+    places = [own_place(source) if is_own(source) else None, own_place(destination)]
+    marker = _marked(config["token"], destination)
+    return {"marker": marker, "places": [places[0], None if marker else places[1]]}
 
 
 def _entry(name: str, info: os.stat_result) -> list[Any]:
@@ -824,7 +902,7 @@ def _main() -> None:
             into = destination.endswith("/") or os.path.isdir(destination)
             name = os.path.basename(source.rstrip("/")) if into else os.path.basename(destination)
             destination = destination if into else os.path.dirname(destination)
-            if _refused(config, destination):
+            if _refused(config, "", destination):
                 return
             made = _make(destination)
             side = "source"
@@ -832,10 +910,7 @@ def _main() -> None:
             source = os.path.dirname(real)
             single = [os.path.basename(real), name]
         elif stat.S_ISDIR(info.st_mode):
-            if _within(source, destination):
-                _say("refused", wire.dumps(["destination", "other", "lies within the source"]))
-                return
-            if _refused(config, destination):
+            if _refused(config, source, destination):
                 return
             made = _make(destination)
         else:
@@ -853,6 +928,18 @@ def _main() -> None:
     if config["all_or_nothing"] and not fresh:
         with os.scandir(destination) as names:
             fresh = next(names, None) is None
+    try:
+        folds = _folds(config["token"], destination)
+        if folds and single is None and "delete" in flags:
+            text = (
+                "takes names for one that differ in case or the like, so that delete cannot tell them apart"
+            )
+            _say("refused", wire.dumps(["destination", "other", f"{text}; take the flag away"]))
+            return
+        sights = _sights(config, tree.root.fd, destination)
+    except OSError as error:
+        _say("refused", wire.dumps(["destination", cause_of(error), text_of(error)]))
+        return
     setup = {
         "source": source,
         "destination": destination,
@@ -864,14 +951,20 @@ def _main() -> None:
         "durable": config["durable"],
         "root_made": made or config["root_made"] or flushed.root_made,
         "fresh": fresh,
+        "private": config["all_or_nothing"],
         "direct": config["all_or_nothing"] and fresh and config["run"] == 1,
         "tokens": flushed.tokens,
         "clock": scan.clock,
         "again": scan.again,
+        "hidden": scan.hidden,
+        "folds": folds,
+        **sights,
     }
     if scan.clock:
-        with contextlib.suppress(OSError):  # it is there; or there will be no clock, and nothing is proved
+        try:  # noqa: SIM105 (contextlib takes longer to import than the rest of this)
             os.mkdir(scan.clock, 0o700)
+        except OSError:
+            pass  # it is there; or there will be no clock, and nothing is proved
     _say("ready", wire.dumps(setup))
     if flushed.tokens:
         _say("dirty")

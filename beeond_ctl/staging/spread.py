@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from beeond_ctl.staging.coordinator import Coordinator
 
-VERSION: Final = 2
+VERSION: Final = 3
 ALONE_S: Final = 0.3
 """What is copied faster than that is not worth starting programs elsewhere."""
 

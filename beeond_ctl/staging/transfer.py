@@ -49,7 +49,7 @@ class Summary:
     `proved`: every entry of the source is at the destination and was compared with it there (or as far as
     `metadata-only` goes), and nothing was cancelled. `missing`: there was no source. `refused`: why the
     transfer was not even begun (the user's mistake). Special files (`special`) are named, not copied, and do
-    not count against `proved`: they hold no data.
+    not count against `proved`: they hold no data. `apart` are nodes that cannot copy, by reason.
     """
 
     source: bytes
@@ -68,6 +68,7 @@ class Summary:
     notes: dict[str, Fold] = field(default_factory=dict)
     special: Fold = Fold()
     deleted: Fold = Fold()
+    apart: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
         """What went wrong, a line for each cause."""
@@ -79,12 +80,21 @@ class Summary:
         if self.cancelled:
             lines.append(f"stopped: {self.cancelled}")
         for (cause, side), fold in sorted(self.failures.items()):
-            lines.append(f"{fold} not copied: {CAUSES.get(cause, CAUSES['other'])} at the {side}")
+            text = CAUSES.get(cause, CAUSES["other"])
+            if side == "deletion":
+                lines.append(f"{fold} not deleted: {text} at the destination")
+            else:
+                lines.append(f"{fold} not copied: {text} at the {side}")
         return lines
 
     def remarks(self) -> list[str]:
         """What a user should know although it went well, a line for each."""
         lines = [f"{fold} {_NOTES[kind]}" for kind, fold in sorted(self.notes.items()) if kind in _NOTES]
+        for why, nodes in self.apart.items():
+            names = ", ".join(nodes[:EXAMPLES]) + (
+                f" and {len(nodes) - EXAMPLES} more" if nodes[EXAMPLES:] else ""
+            )
+            lines.append(f"{names} left to the others what there was to copy: {visible(why)}")
         if self.special.count:
             lines.append(f"{self.special} not copied: neither file, directory nor link")
         if self.deleted.count:

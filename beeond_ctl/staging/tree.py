@@ -6,7 +6,6 @@ that a directory that somebody swaps for a link leads nowhere, and paths longer 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 
@@ -87,9 +86,7 @@ class Tree:
     def _enter(self, above: Dir, name: str, *, new: bool) -> Dir:
         parent, made, tries = above.fd, self.fresh, 0
         if new and self.make and above.made:  # to look first would only cost a call
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=parent)
-                made = True
+            made = _mkdir(parent, name) or made
         while True:
             try:
                 found = Dir(os.open(name, _OPEN, dir_fd=parent), made=made)
@@ -98,9 +95,7 @@ class Tree:
                 tries += 1
                 if not self.make or tries > 3:
                     raise
-                with contextlib.suppress(FileExistsError):  # another copier was first
-                    os.mkdir(name, 0o700, dir_fd=parent)
-                    made = True
+                made = _mkdir(parent, name) or made  # not so where another copier was first
             except PermissionError:
                 if not self.make:
                     raise
@@ -128,6 +123,10 @@ class Tree:
         except OSError:  # a file system without extended attributes, or one that does not show them
             found.default_acl = False
 
+    def unlock(self) -> None:
+        """Give the owner access to the root again, once its final mode has been set. Raises OSError."""
+        self._prepare(self.root)
+
     def trim(self, keep: int = _KEEP) -> None:
         """Close what was not asked for lately, if there is much of it. Nothing may be in use."""
         surplus = len(self._dirs) - keep
@@ -141,6 +140,15 @@ class Tree:
         for found in self._dirs.values():
             os.close(found.fd)
         self._dirs.clear()
+
+
+def _mkdir(parent: int, name: str) -> bool:
+    """Make the directory; whether it was missing. Raises OSError."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _unlock(parent: int, name: str) -> Dir:

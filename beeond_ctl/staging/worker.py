@@ -24,7 +24,21 @@ if TYPE_CHECKING:
     Result = dict[str, Any]
 
 KINDS = frozenset(
-    {"look", "copy", "last", "make", "piece", "place", "drop", "link", "delete", "clean", "finish"}
+    {
+        "look",
+        "copy",
+        "last",
+        "apart",
+        "make",
+        "piece",
+        "place",
+        "drop",
+        "link",
+        "delete",
+        "clean",
+        "finish",
+        "unmark",
+    }
 )
 """What a copier can be asked to do."""
 

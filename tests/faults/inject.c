@@ -1,11 +1,12 @@
 /* Makes one system call fail, or kills the process at it: LD_PRELOAD=inject.so FAULT=CALL:NTH:ERRNO
  *
  * Counting starts when the process gives up its privileges (prctl), so that the start of the interpreter is left
- * alone. ERRNO 0 kills, -1 freezes, -2 lets a write succeed with a wrong byte in it. With FAULT_STICKY the call fails
+ * alone. ERRNO 0 kills, -1 freezes, -3 as well, until it is told to go on as if nothing had been, -2 lets a write
+ * succeed with a wrong byte in it. With FAULT_STICKY the call fails
  * from then on. With FAULT_NO_KINDS listings do not tell what is a directory, as on some file systems; with
  * FAULT_NO_NAMELESS there are no files without a name; with FAULT_NO_EMPTY_PATH such a file gets one only by its path in
  * /proc, as before Linux 6.10. With FAULT_ONCE=PATH it comes once, whichever process is the first: that one makes PATH.
- * With FAULT_SLOW_US looking at a file takes so much longer.
+ * A listing (`list`) that fails just ends. With FAULT_SLOW_US looking at a file takes so much longer.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -60,6 +61,8 @@ static int due(const char *call)
 		return 2;
 	if (wanted_errno < 0)
 		raise(SIGSTOP);
+	if (wanted_errno == -3)
+		return 0;
 	if (wanted_errno == 0)
 		kill(getpid(), SIGKILL);
 	errno = wanted_errno;
@@ -139,6 +142,7 @@ WRAP(int, fdatasync, "sync", (int fd), fd)
 WRAP(int, syncfs, "sync", (int fd), fd)
 WRAP(int, sync_file_range, "sync", (int fd, off64_t at, off64_t size, unsigned f), fd, at, size, f)
 WRAP(int, renameat, "rename", (int a, const char *x, int b, const char *y), a, x, b, y)
+WRAP(int, renameat2, "rename", (int a, const char *x, int b, const char *y, unsigned f), a, x, b, y, f)
 WRAP(int, mkdirat, "mkdir", (int fd, const char *path, mode_t mode), fd, path, mode)
 
 int linkat(int a, const char *x, int b, const char *y, int f)
@@ -159,6 +163,8 @@ WRAP(int, symlinkat, "symlink", (const char *text, int fd, const char *path), te
 WRAP(ssize_t, readlinkat, "readlink", (int fd, const char *path, char *data, size_t size), fd, path, data, size)
 WRAP(int, unlinkat, "unlink", (int fd, const char *path, int flags), fd, path, flags)
 WRAP(int, fchmod, "chmod", (int fd, mode_t mode), fd, mode)
+WRAP(int, chmod, "unlock", (const char *path, mode_t mode), path, mode)
+WRAP(int, fchmodat, "unlock", (int fd, const char *path, mode_t mode, int flags), fd, path, mode, flags)
 WRAP(int, fchown, "chown", (int fd, uid_t uid, gid_t gid), fd, uid, gid)
 WRAP(int, futimens, "utime", (int fd, const struct timespec times[2]), fd, times)
 WRAP(int, fstat64, "stat", (int fd, struct stat64 *info), fd, info)
@@ -170,6 +176,10 @@ struct dirent64 *readdir64(DIR *dir)
 	static struct dirent64 *(*real)(DIR *);
 	if (!real)
 		*(void **)&real = dlsym(RTLD_NEXT, "readdir64");
+	if (due("list") == 1) {
+		errno = 0;
+		return NULL;
+	}
 	struct dirent64 *entry = real(dir);
 	if (entry && getenv("FAULT_NO_KINDS"))
 		entry->d_type = DT_UNKNOWN;

@@ -155,13 +155,17 @@ def test_the_native_part_is_built_and_makes_no_call_that_faults_cannot_reach(inj
         "rewinddir",
         "closedir",
         "posix_fadvise64",
-    }  # read or own memory
+        "prctl",
+    }  # read, or own process
     memory = {
         "malloc",
         "calloc",
         "realloc",
+        "posix_memalign",
+        "madvise",
         "free",
         "memcpy",
+        "memset",
         "strlen",
         "strnlen",
         "strcmp",

@@ -442,13 +442,14 @@ def test_lists_that_nobody_used_are_removed_by_the_next_look(area: Path) -> None
 def test_a_job_that_is_held_leaves_no_list(area: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_tree(area / "source")
     (area / "source" / "c" / "large").write_bytes(b"x" * (2 << 20))
-    fields = {"UserId": f"lists({os.geteuid()})"}
+    fields = {"UserId": "lists(0)"}
     limits = {"path": "/bin", "look": "20", "lists": str(area / "%u")}
     lines = [
         "#BB_LUA beeond capacity=1MiB pool=beeond",
         f"#BB_LUA stage_in source={area}/source destination=x",
     ]
     monkeypatch.setattr("beeond_ctl.slurm.job_facts", lambda *_: (fields, lines))
+    monkeypatch.setattr("beeond_ctl.slurm.owner", lambda *_: os.geteuid())
     with pytest.raises(UserError, match="capacity="):
         bb.data_in(limits, 7)
     assert_nothing_left(area)

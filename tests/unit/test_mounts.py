@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = needs_root
+
+USER = 2001
+"""Whose job it is; nobody of that number need be known."""
 
 
 @pytest.fixture
@@ -94,69 +99,186 @@ HOLD = {
 }
 
 
-def hold(point: str, how: str) -> subprocess.Popen[bytes]:
+def hold(point: str, how: str, *, uid: int = USER, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     Path(point, "file").write_text("x")
     script = HOLD[how] + "\nimport time\nprint(1, flush=True)\ntime.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", script, point], stdout=subprocess.PIPE)
+    return started([*within, sys.executable, "-c", script, point], uid)
+
+
+def started(words: list[str], uid: int, *descriptors: int) -> subprocess.Popen[bytes]:
+    """A process of user `uid` that has said that it is ready."""
+    child = subprocess.Popen(
+        words, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[], pass_fds=descriptors
+    )
     assert child.stdout
     assert child.stdout.readline() == b"1\n"
     return child
 
 
+@contextmanager
+def ending(*children: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
 @pytest.mark.parametrize("how", HOLD)
 def test_who_holds_a_mount_is_named_and_ended_and_nobody_else(base: Path, mounted: str, how: str) -> None:
     holder, neighbour = hold(mounted, how), hold(str(base), how)
-    try:
-        assert [f"(pid {holder.pid}, root)" in name for name in mounts.holders(mounted)] == [True]
-        ended = mounts.unmount(mounted, deadline_s=10)
+    with ending(holder, neighbour):
+        assert [f"(pid {holder.pid}, uid {USER})" in name for name in mounts.holders(mounted)] == [True]
+        ended = mounts.unmount(mounted, deadline_s=10, uid=USER)
         assert len(ended) == 1
-        assert f"(pid {holder.pid}, root)" in ended[0]
+        assert f"(pid {holder.pid}, uid {USER})" in ended[0]
         assert mounts.mount_at(mounted) is None
         assert holder.wait(10) == -15
         assert neighbour.poll() is None
-    finally:
-        for child in (holder, neighbour):
-            child.kill()
-            child.wait()
+
+
+HAND_OVER = """
+import os, socket, sys
+file = os.open(sys.argv[1] + "/file", os.O_RDONLY)
+socket.send_fds(socket.socket(fileno=int(sys.argv[2])), [b"x"], [file])
+"""
+TAKE = """
+import socket, sys, time
+_, kept, _, _ = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)
+assert kept
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "within", [(), ("unshare", "-m", "--propagation", "slave")], ids=["here", "elsewhere"]
+)
+@pytest.mark.parametrize("uid", [0, 1, 2002])
+def test_who_was_handed_a_descriptor_is_named_and_lives(
+    mounted: str, uid: int, within: tuple[str, ...]
+) -> None:
+    Path(mounted, "file").write_text("x")
+    ours, theirs = socket.socketpair()
+    hand = [sys.executable, "-c", HAND_OVER, mounted, str(ours.fileno())]
+    subprocess.run(hand, user=USER, group=USER, check=True, pass_fds=[ours.fileno()])
+    take = [*within, "setpriv", f"--reuid={uid}", sys.executable, "-c", TAKE, str(theirs.fileno())]
+    daemon, holder = started(take, 0, theirs.fileno()), hold(mounted, "file")
+    with ours, theirs, ending(daemon, holder):
+        with pytest.raises(NodeError, match=rf"held by .*\(pid {daemon.pid}, .*\), not the job's") as caught:
+            mounts.unmount(mounted, deadline_s=10, uid=USER)
+        assert f"(pid {holder.pid}, uid {USER}); held by" in str(caught.value)
+        assert holder.wait(10) == -15
+        assert daemon.poll() is None
+        assert mounts.mount_at(mounted) is None
+
+
+@pytest.mark.parametrize(("uid", "ends"), [(0, False), (1, False), (65534, False), (USER, True)])
+def test_where_the_user_is_not_known_no_account_of_the_system_loses_a_process(
+    mounted: str, uid: int, ends: bool
+) -> None:
+    holder = hold(mounted, "file", uid=uid)
+    with ending(holder):
+        if ends:
+            mounts.unmount(mounted, deadline_s=10)
+        else:
+            with pytest.raises(NodeError, match="not the job's"):
+                mounts.unmount(mounted, deadline_s=10)
+        assert (holder.poll() is not None) == ends
+
+
+def test_where_the_job_is_roots_nobody_loses_a_process(mounted: str) -> None:
+    holders = [hold(mounted, "file", uid=uid) for uid in (0, USER)]
+    with ending(*holders):
+        with pytest.raises(NodeError, match="not the job's") as caught:
+            mounts.unmount(mounted, deadline_s=10, uid=0)
+        assert all(f"pid {holder.pid}, " in str(caught.value) for holder in holders)
+        assert [holder.poll() for holder in holders] == [None, None]
+
+
+def test_of_very_many_holders_only_some_are_named(mounted: str) -> None:
+    many = [subprocess.Popen(["sleep", "60"], cwd=mounted) for _ in range(20)]
+    with ending(*many), pytest.raises(NodeError, match="and 12 more, not the job's") as caught:
+        mounts.unmount(mounted, deadline_s=10, uid=USER)
+    assert len(str(caught.value)) < 500
+
+
+CONTAINED = """
+import ctypes, os, sys, time
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+print(1, flush=True)
+sys.stdin.readline()
+os.setgid(5)
+os.setuid(5)
+held = open(sys.argv[1] + "/file")
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_in_a_container_of_the_users_is_the_users_whatever_its_number(mounted: str) -> None:
+    Path(mounted, "file").write_text("x")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", CONTAINED, mounted],
+        user=USER,
+        group=USER,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with ending(holder):
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stdout.readline() == b"1\n"
+        for name in ("uid_map", "gid_map"):  # as newuidmap(1) writes it for /etc/subuid
+            Path(f"/proc/{holder.pid}/{name}").write_text("0 100000 1000\n")
+        holder.stdin.write(b"\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == b"1\n"
+        assert os.stat(f"/proc/{holder.pid}/task").st_uid == 100005
+        assert f"(pid {holder.pid}, " in mounts.unmount(mounted, deadline_s=10, uid=USER)[0]
+        assert holder.wait(10) == -15
 
 
 def test_a_strangers_file_of_any_name_hides_no_holder(base: Path, mounted: str) -> None:
     odd = base / "\r \f\x85"
     odd.mkdir()
     stranger, holder = hold(str(odd), "mapping"), hold(mounted, "mapping")
-    try:
-        assert [f"(pid {holder.pid}, root)" in name for name in mounts.holders(mounted)] == [True]
-    finally:
-        for child in (stranger, holder):
-            child.kill()
-            child.wait()
+    with ending(stranger, holder):
+        assert [f"(pid {holder.pid}, uid {USER})" in name for name in mounts.holders(mounted)] == [True]
 
 
 def test_a_holder_that_ignores_sigterm_is_killed(mounted: str) -> None:
     child = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo 1; while :; do read x; done"], cwd=mounted, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.PIPE, user=USER,
     )  # fmt: skip
     assert child.stdout
     child.stdout.readline()
-    assert f"(pid {child.pid}, root)" in mounts.unmount(mounted, deadline_s=10)[0]
+    assert f"(pid {child.pid}, uid {USER})" in mounts.unmount(mounted, deadline_s=10, uid=USER)[0]
     assert child.wait(10) == -9
 
 
-def test_a_holder_in_another_mount_namespace_is_ended(mounted: str) -> None:
-    child = subprocess.Popen(
-        ["unshare", "-m", "--propagation", "slave", "sh", "-c", f"cd {mounted} && echo 1 && exec sleep 60"],
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert child.stdout
-        child.stdout.readline()
+@pytest.mark.parametrize("propagation", ["slave", "private"])  # private: unmounting here succeeds at once
+def test_a_holder_in_another_mount_namespace_is_ended(mounted: str, propagation: str) -> None:
+    child = hold(mounted, "cwd", within=("unshare", "-Urm", "--propagation", propagation))
+    with ending(child):
         assert len(mounts.holders(mounted)) == 1
-        mounts.unmount(mounted, deadline_s=10)
+        assert f"(pid {child.pid}, uid {USER})" in mounts.unmount(mounted, deadline_s=10, uid=USER)[0]
         assert mounts.mount_at(mounted) is None
-    finally:
-        child.kill()
-        child.wait()
+        assert child.wait(10) == -15
+
+
+def test_what_is_mounted_at_a_second_place_is_not_held_by_who_uses_it_there(base: Path, mounted: str) -> None:
+    (base / "second").mkdir()
+    mounts.bind(str(base / "source"), f"{base}/second")
+    neighbours = [
+        hold(f"{base}/second", "file"),
+        hold(f"{base}/second", "file", within=("unshare", "-Urm", "--propagation", "private")),
+    ]
+    with ending(*neighbours):
+        assert mounts.unmount(mounted, deadline_s=10, uid=USER) == []
+        assert [neighbour.poll() for neighbour in neighbours] == [None, None]
 
 
 def test_what_a_user_mounted_inside_goes_with_it(mounted: str) -> None:
@@ -209,3 +331,41 @@ def test_a_mount_that_cannot_be_undone_is_detached_and_told(mounted: str) -> Non
         assert mounts.mount_at(mounted) is None
     finally:
         os.close(directory)
+
+
+MOUNT_AGAIN = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+for number in range(10000):
+    done = libc.mount(b"again", sys.argv[1].encode(), b"tmpfs", 0, b"")
+    if number == 0:
+        assert done == 0
+        print(1, flush=True)
+    time.sleep(0.001)  # less than unmounting takes
+"""
+
+
+def test_who_mounts_again_and_again_does_not_keep_us(mounted: str) -> None:
+    os.mkdir(f"{mounted}/sub")
+    again = started([sys.executable, "-c", MOUNT_AGAIN, f"{mounted}/sub"], 0)
+    with ending(again):
+        began = time.monotonic()
+        with pytest.raises(NodeError, match=r"/point/sub could not be unmounted \(out of time"):
+            mounts.unmount(mounted, deadline_s=2, uid=USER)
+        assert time.monotonic() - began < 6
+        assert again.poll() is None
+        time.sleep(0.1)  # it goes on
+        assert mounts.below(mounted) == []
+        assert not os.path.lexists(mounted)
+
+
+def test_who_covers_it_again_and_again_does_not_keep_us(mounted: str) -> None:
+    os.mkdir(f"{mounted}/sub")
+    again = started([sys.executable, "-c", MOUNT_AGAIN, f"{mounted}/sub"], 0)
+    with ending(again):
+        began = time.monotonic()
+        with pytest.raises(NodeError, match=r"/point/sub could not be unmounted \(out of time"):
+            mounts.uncover(mounted, deadline_s=2)
+        assert time.monotonic() - began < 6
+        assert mounts.below(mounted)[0].point == mounted
+    subprocess.run(["umount", "--lazy", mounted], check=True)

@@ -1,0 +1,59 @@
+"""Where a transfer may not go, by what is there and not by names alone. Runs as the user."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def within(above: str, path: str) -> bool:
+    """Whether `path` is the directory `above` or lies below it, whatever links lead there; neither needs to be there.
+
+    Raises OSError.
+    """
+    top, path = os.path.realpath(above), os.path.realpath(path)
+    try:
+        root = _identity(top)
+    except (FileNotFoundError, NotADirectoryError):
+        root = None  # it can only be told by its name
+    while path != top:
+        try:
+            if _identity(path) == root:
+                return True
+        except OSError:
+            pass
+        if path == "/":
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _identity(path: str) -> tuple[int, int]:
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
+
+
+def refusal(source: str, destination: str, *, delete: bool, outside: str, others: Iterable[str]) -> str:
+    """Why what is in `source` ('': it is a file) must not go to the directory `destination`; '' if it may.
+
+    `delete`: what the source has not is then removed there; `others` are the destinations of the job's other transfers.
+    `outside` is what the copy must not lie in. Raises OSError.
+    """
+    if source and within(source, destination):
+        return "lies within the source"
+    if outside and within(outside, destination):
+        return f"lies in {outside}, which goes when the job has ended"
+    if not (source and delete):
+        return ""
+    if within(destination, source):
+        return "delete would delete the source, which lies in it; take the flag away, or name another place"
+    for other in others:
+        if within(destination, other):
+            return (
+                f"delete would delete what another transfer copies to {other}; "
+                "take the flag away, or name another place"
+            )
+    return ""
