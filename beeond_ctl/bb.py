@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from beeond_ctl import slurm
 from beeond_ctl.directives import parse_directives
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from beeond_ctl.request import Request
+
+_T = TypeVar("_T")
 
 LIMITS: Final = "/etc/beeond-ctl/limits"
 """What `beeond-ctl bb limits` printed."""
@@ -38,6 +40,8 @@ environment of a Prolog (as SLURM_JOB_COMMENT). It only says that asking Slurm f
 
 _POLL_S: Final = (0.5, 10.0)
 """Seconds between two looks at a job that is completing: the first pause, and the longest."""
+_PATIENCE_S: Final = 600.0
+"""How long Slurm may be without an answer while a job is staged out."""
 _SPARE_S: Final = 5.0
 """How long a process that looks at sources may be late."""
 
@@ -89,7 +93,7 @@ def data_in(limits: Mapping[str, str], job_id: int) -> None:
         return None
     for source in missing:
         raise _wrong(source, "does not exist")
-    if sources and f"({os.geteuid()})" in fields.get("UserId", ""):
+    if sources and _is_ours(limits, job_id):
         lists = _lists(limits, names, len(sources))
         found = _look(sources, look_s, lists)
         if found:
@@ -99,6 +103,15 @@ def data_in(limits: Mapping[str, str], job_id: int) -> None:
                 _forget(lists, look_s)
                 raise
     return None
+
+
+def _is_ours(limits: Mapping[str, str], job_id: int) -> bool:
+    """Whether this runs as the job's user, and not as SlurmUser, who may see what the user may not."""
+    try:
+        return slurm.owner(limits["path"].split(":"), job_id) == os.geteuid()
+    except NodeError as error:
+        _note(str(error))
+        return False
 
 
 def _lists(limits: Mapping[str, str], names: JobNames, count: int) -> list[str]:
@@ -199,27 +212,28 @@ def _note(text: str) -> None:
 def data_out(limits: Mapping[str, str], job_id: int) -> None:
     """The job's program has ended, and its Epilogs stage out: wait for them, and see what became of it.
 
-    Slurm ends this after StageOutTimeout. Raises RetainedError when a node kept data.
+    Slurm ends this after StageOutTimeout. Raises RetainedError when a node may have kept data, NodeError when Slurm has
+    not answered for `_PATIENCE_S`.
     """
     path = limits["path"].split(":")
     pause_s, longest_s = _POLL_S
-    while (fields := slurm.job_fields(path, job_id)).get("JobState") == "COMPLETING":
+    while (job := _persistently(lambda: slurm.state_and_nodes(path, job_id)))[0] == "COMPLETING":
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, longest_s)
-    nodes = fields.get("NodeList", "")
-    if nodes in {"", "(null)"}:  # cancelled before it had any
+    _, nodes = job
+    if not nodes:  # cancelled before it had any, or requeued
         return
-    kept = [
-        node
-        for node, reason in slurm.reasons(path, nodes).items()
-        if f"beeond: job {job_id}: data kept" in reason
-    ]
-    if kept:
-        folded = slurm.fold_nodes(kept)
+    found = _persistently(lambda: slurm.unproved(path, nodes, job_id))
+    if found:
         raise RetainedError(
-            f"data kept on {folded}, its stage-out is not proved; see the reason of {kept[0]}, "
+            f"stage-out is not proved on {slurm.fold_nodes(found)}; see the reason of {found[0]}, "
             f"and when the cause is gone: beeond-ctl recover {job_id}, then scancel --hurry {job_id}"
         )
+
+
+def _persistently(question: Callable[[], _T]) -> _T:
+    """The answer to `question`: a job's stage-out takes hours, in which Slurm may be silent. Raises NodeError."""
+    return slurm.patiently(question, within_s=_PATIENCE_S, pause_s=_POLL_S[1])
 
 
 def asked(path: Sequence[str], job_id: int) -> str:

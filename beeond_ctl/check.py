@@ -230,6 +230,13 @@ def _slurm(config: SiteConfig) -> Iterator[Finding]:
             "fail",
             "RunInJob ends the file system's services with the job's cgroup, before the Epilog; remove it",
         )
+    if "serial" in flags:
+        yield Finding(
+            "PrologFlags",
+            "fail",
+            "Serial lets two jobs that share nodes wait for each other in their Prologs, until nodes are drained; "
+            "remove it",
+        )
     for name in ("Prolog", "Epilog"):
         # Releases that know several write Prolog[0], Prolog[1], and so on.
         set_to = [value for key, value in values.items() if re.fullmatch(rf"{name}(\[\d+\])?", key)]

@@ -7,11 +7,14 @@ by a header of its own in the first sector:
     nothing --make--> file system of job N --erase--> header of job N, rest being erased --> nothing
 
 The header is written before the first byte is erased and removed after the last, so a crash in between is no clean
-device. `make` checks twice: mkfs.xfs(8) itself refuses a device that carries anything (it is never told `-f`).
+device. While it is there, whatever else is found on the device comes from the job, whose files can look like anything:
+it is removed before the header is. `make` checks twice: mkfs.xfs(8) itself refuses a device that carries anything (it
+is never told `-f`).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -39,6 +42,14 @@ _SYSTEM_PATH: Final = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _OPTIONS: Final = "nodev,nosuid,noatime,nouuid"  # the devices of a job have one identity
 _STEP: Final = 1 << 30
 """Bytes zeroed at a time: between two the deadline is looked at."""
+_ENDS: Final = 16 << 20
+"""Bytes zeroed at both ends, whatever the method: it is there that tools look for file systems, RAID and the like."""
+_ROUNDS: Final = 8
+"""Times that wipefs(8) is run: what it takes away may have hidden something else."""
+_HELD_S: Final = 10.0
+"""Seconds that who still uses a device has to let go of it."""
+_LOOK_S: Final = 0.5
+"""Seconds that the kernel has to let go of it, before it is looked who uses it, and between two such looks."""
 
 State = Literal["whole", "unfinished", "erasing"]
 
@@ -110,22 +121,37 @@ def _refuse_foreign(device: str) -> None:
         raise ForeignError(f"{device} has partitions; it is left alone: name another in storage.devices")
     if any((name / "holders").iterdir()):
         raise ForeignError(f"{device} is part of another device (lsblk); it is left alone")
-    # Low-level probing sees file systems, swap, RAID and LVM members and partition tables; 2: nothing (blkid(8)).
-    done = subprocess.run(
-        ["/usr/sbin/blkid", "-p", "-o", "export", device],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
-        env={"PATH": ":".join(_SYSTEM_PATH), "LC_ALL": "C"},
-    )  # fmt: skip
-    if done.returncode != 2:
-        kind = re.search(r"^(?:PT)?TYPE=(.*)$", done.stdout, re.MULTILINE)
-        what = kind[1] if kind else "something"
+    if what := _found_on(device):
         raise ForeignError(
             f"{device} carries {what} that is not ours; it is left alone: see `wipefs {device}` and storage.devices"
         )
-    try:
-        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))  # EBUSY: mounted, swap, or held
-    except OSError as error:
-        raise ForeignError(f"{device} is in use ({error.strerror}); it is left alone") from None
+    deadline = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))  # EBUSY: mounted, swap, or held
+            break
+        except OSError as error:
+            # A process that another thread has just forked has for a moment what we had open ourselves.
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise ForeignError(f"{device} is in use ({error.strerror}); it is left alone") from None
+        time.sleep(0.01)
+
+
+def _found_on(device: str) -> str:
+    """What blkid(8) finds on `device`: file systems, swap, RAID and LVM members, partition tables. Empty if nothing."""
+    done = _run("/usr/sbin/blkid", "-p", "-o", "export", device)
+    if done.returncode == 2:
+        return ""
+    kind = re.search(r"^(?:PT)?TYPE=(.*)$", done.stdout, re.MULTILINE)
+    return kind[1] if kind else "something"
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of util-linux that reads or writes a device, to its end."""
+    return subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+        env={"PATH": ":".join(_SYSTEM_PATH), "LC_ALL": "C"},
+    )  # fmt: skip
 
 
 def _numbers(device: str) -> str:
@@ -213,12 +239,15 @@ _BLKDISCARD: Final = 0x1277
 _BLKZEROOUT: Final = 0x127F
 
 
-def erase(device: str, point: str, job_id: int, method: str, *, deadline: float) -> str:
+def erase(
+    device: str, point: str, job_id: int, method: str, *, deadline: float, uid: int | None = None
+) -> str:
     """Unmount and erase what the job has on `device`; returns what was seen afterwards. Goes on after a crash.
 
-    `method` is one of storage.wipe's: `delete` takes the file system's beginning away, `discard` has the device free
-    all its blocks, `zero` has it overwritten and read back in places. Raises NodeError, when it is not the job's,
-    when it fails, and when it is not done by `deadline` (time.monotonic).
+    `method` is one of storage.wipe's: `delete` overwrites both ends of the device, `discard` has it free all its
+    blocks, `zero` has it overwritten and read back in places. Processes of user `uid` that use it are ended, as by
+    `mounts.unmount`. Raises NodeError, when it is not the job's, when it fails, and when it is not done by `deadline`
+    (time.monotonic).
     """
     with _locked(device, max(0.0, deadline - time.monotonic())):
         found = content_if_any(device, point)
@@ -226,12 +255,12 @@ def erase(device: str, point: str, job_id: int, method: str, *, deadline: float)
             return f"{device} carries nothing"
         if found.job_id != job_id:
             raise OccupiedError(f"{device} holds the file system of job {found.job_id}")
-        mounts.unmount(point, deadline_s=max(1.0, deadline - time.monotonic()))
-        mounts.remove_point(point)
+        mounts.unmount(point, deadline_s=max(1.0, deadline - time.monotonic()), uid=uid)
+        mounts.remove_point(point)  # from other mount namespaces, too (rmdir(2))
         with suppress(OSError):
             os.rmdir(os.path.dirname(point))  # where no other device is mounted
         try:
-            verified = _erase(device, job_id, method, deadline)
+            verified = _erase(device, job_id, method, deadline, uid)
         except OSError as error:
             raise NodeError(
                 f"{device} cannot be erased: {error.strerror}; look at the device (dmesg)"
@@ -241,17 +270,18 @@ def erase(device: str, point: str, job_id: int, method: str, *, deadline: float)
         return verified
 
 
-def _erase(device: str, job_id: int, method: str, deadline: float) -> str:
-    # Exclusive: somebody who has mounted it elsewhere would go on writing.
-    descriptor = os.open(device, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+def _erase(device: str, job_id: int, method: str, deadline: float, uid: int | None) -> str:
+    descriptor = _open_alone(device, uid)
     try:
         size = struct.unpack("=Q", fcntl.ioctl(descriptor, _BLKGETSIZE64, bytes(8)))[0]
         begun = os.pread(descriptor, _HEADER, 0)
         done = struct.unpack_from("=QQ", begun, len(_MAGIC))[1] if begun.startswith(_MAGIC) else _HEADER
         _write_header(descriptor, job_id, done)
+        _clear_ends(descriptor, size)  # first: what looks like a RAID member may be put together (udev(7))
         verified = f"{device} carries no file system"
         if method == "discard":
             fcntl.ioctl(descriptor, _BLKDISCARD, struct.pack("=QQ", _HEADER, size - _HEADER))
+            _clear_ends(descriptor, size)  # what was discarded may read as anything
             verified += "; discarded"
         elif method == "zero":
             for start in range(done, size, _STEP):
@@ -263,13 +293,63 @@ def _erase(device: str, job_id: int, method: str, deadline: float) -> str:
                         f"{device}: overwriting was not done in time; it goes on where it stopped when run again"
                     )
             verified += f"; {_sample(descriptor, device, size)} blocks read back as zeros"
-        # Other file systems' tools look at several places near the beginning.
-        fcntl.ioctl(descriptor, _BLKZEROOUT, struct.pack("=QQ", _HEADER, min(1 << 20, size) - _HEADER))
+        os.fsync(descriptor)
+        _remove_found(device)
         fcntl.ioctl(descriptor, _BLKZEROOUT, struct.pack("=QQ", 0, _HEADER))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return verified
+
+
+def _open_alone(device: str, uid: int | None) -> int:
+    """Open `device` so that nobody else has it: who has mounted it elsewhere would go on writing.
+
+    Processes of user `uid` that use it are ended. Raises OSError, and NodeError when others do not let go of it.
+    """
+    look_at = time.monotonic() + _LOOK_S
+    deadline = time.monotonic() + _HELD_S
+    users: list[str] = []
+    while True:
+        try:
+            return os.open(device, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        if time.monotonic() > deadline:
+            held = Path("/sys/dev/block", _numbers(device), "holders")
+            users += [f"/dev/{path.name}" for path in held.iterdir()]
+            raise NodeError(
+                f"{device} cannot be erased while it is in use ({', '.join(users) or 'by nobody who can be seen'}); "
+                "end that, or reboot the node"
+            )
+        if time.monotonic() > look_at:
+            users = mounts.end_users(_numbers(device), uid=uid)
+            look_at = time.monotonic() + _LOOK_S
+        time.sleep(0.02)
+
+
+def _clear_ends(descriptor: int, size: int) -> None:
+    """Zero the first and the last bytes, but for the header."""
+    for start, end in ((_HEADER, min(_ENDS, size)), (max(_HEADER, size - _ENDS), size)):
+        fcntl.ioctl(descriptor, _BLKZEROOUT, struct.pack("=QQ", start, end - start))
+    os.fsync(descriptor)
+
+
+def _remove_found(device: str) -> None:
+    """Remove what tools would still take for somebody's on `device`, which carries our header. Raises NodeError.
+
+    It can only come from the job. Without this the device would pass for a foreign one as soon as the header is gone.
+    """
+    for _ in range(_ROUNDS):
+        if not _found_on(device):
+            return
+        # Forced, as we have the device open for nobody else.
+        done = _run("/usr/sbin/wipefs", "--all", "--force", "--quiet", device)
+    if what := _found_on(device):
+        raise NodeError(
+            f"{device}: wipefs(8) does not remove what it takes for {what} ({done.stderr.strip()}); replace the device"
+        )
 
 
 def _write_header(descriptor: int, job_id: int, done: int) -> None:

@@ -1,11 +1,12 @@
 """The event log of a job on a node: one JSON object per line, for `status`, `report`, metrics and people.
 
 What is logged also goes to systemd's journal, where there is one: `journalctl BEEOND_JOB_ID=42`. Logging never stops
-work: a log that cannot be written is given up silently. Knows nothing of what the events mean.
+work: a log that cannot be written is given up silently, but by `EventLog.keep`. Knows nothing of what the events mean.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -24,9 +25,10 @@ LIMIT: Final = 8 * 1024**2
 
 _ALWAYS: Final = frozenset(["prolog", "up", "epilog", "down", "recover", "proved", "drained", "clean"])
 _NOT_TO_JOURNAL: Final = frozenset(["progress"])
-_BAD: Final = frozenset(
-    ["failed", "gave-up", "drained", "not-drained", "revived", "not-revived", "remounted", "detached"]
-)
+_BAD: Final = frozenset([
+    "failed", "gave-up", "drained", "not-drained", "revived", "not-revived", "remounted", "detached", "not-logged",
+    "rebooted",
+])  # fmt: skip
 _WARNING, _INFO = 4, 6  # syslog(3)
 
 
@@ -44,14 +46,30 @@ class EventLog:
 
     def log(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can say
         """Append one event. `fields` must be JSON-able; times are seconds since the epoch."""
-        line = json.dumps({"t": round(time.time(), 4), "node": self._node, "event": event, **fields})
+        line = self._line(event, fields)
         with suppress(OSError):
             if self._file is None:
                 self._file = self._open()
             if not self._full or event in _ALWAYS:
                 os.write(self._file, line.encode() + b"\n")
+
+    def keep(self, event: str, **fields: Any) -> None:  # noqa: ANN401
+        """Append one event, and see that it is on the disk. Raises OSError."""
+        line = self._line(event, fields).encode() + b"\n"
+        file = self._open()  # anew: what was written last may have been cut off
+        try:
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _line(self, event: str, fields: Mapping[str, Any]) -> str:
+        """The event as it is written; systemd's journal is told."""
+        line = json.dumps({"t": round(time.time(), 4), "node": self._node, "event": event, **fields})
         if event not in _NOT_TO_JOURNAL:
             self._tell_journal(event, line, failed="failed" in fields)
+        return line
 
     def _tell_journal(self, event: str, line: str, *, failed: bool) -> None:
         if self._journal is None and os.path.exists(JOURNAL):

@@ -66,7 +66,8 @@ def on_nodes(
 ) -> list[Answer]:
     """Run `words` on each of `nodes`, at most `fanout` at once; answers in the order of `nodes`.
 
-    `launcher` is pdsh where it is installed, unless it is named. Raises UsageError for a word that a shell could take
+    Nodes that meet each other have to run all at once. `launcher` is pdsh where it is installed, unless it is named.
+    Raises UsageError for a word that a shell could take
     for more than a word, NodeError when pdsh was named and is not there, or does not end.
     """
     for word in (*words, *nodes):

@@ -9,7 +9,6 @@ always seems to leave it earlier or later than the others has a clock that is of
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -207,8 +206,8 @@ def build(job: int, logs: Mapping[str, Sequence[Event]], nodes: Sequence[str] = 
 
 def _number(event: Event, key: str) -> float:
     value = event.get(key)
-    good = isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value < 1e18
-    return float(value) if good and value is not None else 0.0
+    # Compared first: an integer of JSON may be too large for a float.
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e18 else 0.0
 
 
 def _count(event: Event, key: str) -> int:
@@ -454,7 +453,8 @@ _FAULTS: Final = {
     "failed": "failed", "gone": "job gone", "gave-up": "gave up", "drained": "drained",
     "given-up": "data given up", "not-drained": "not drained", "revived": "services had died",
     "not-revived": "services could not be started again", "detached": "mount could not be let go of",
-    "remounted": "mounted again", "roll-back alone": "rolled back alone",
+    "remounted": "mounted again", "rebooted": "node was rebooted", "not-logged": "proof not in the event log",
+    "roll-back alone": "rolled back alone",
     "not-accounted": "metrics or report not written",
 }  # fmt: skip
 
@@ -485,7 +485,7 @@ def _fault_text(event: Event) -> str:
     for key in ("message", "reason", "damage", "by"):
         if isinstance(event.get(key), str):
             return _text(event[key])
-    return ", ".join(_list(event.get("services")))
+    return ", ".join(_list(event.get("services") or event.get("nodes")))
 
 
 def _receipts(told: Mapping[str, Sequence[Event]]) -> tuple[Receipt, ...]:

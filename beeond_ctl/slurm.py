@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from beeond_ctl.errors import NodeError
+from beeond_ctl.errors import EndedError, NodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from beeond_ctl.plan import Job
+
+_T = TypeVar("_T")
 
 TIMEOUT_S: Final = 20.0
 """For one call of a Slurm command; slurmctld may be busy."""
@@ -53,7 +56,8 @@ def prolog(environ: Mapping[str, str]) -> Prolog:
     from beeond_ctl.plan import Job
 
     restart = _number(environ, "SLURM_JOB_RESTART_COUNT", "0")
-    return Prolog(Job(_number(environ, "SLURM_JOB_ID"), uid, gid, user, restart), nodes, node)
+    cluster = environ.get("SLURM_CLUSTER_NAME", "")
+    return Prolog(Job(_number(environ, "SLURM_JOB_ID"), uid, gid, user, restart, cluster), nodes, node)
 
 
 def epilog_job(environ: Mapping[str, str]) -> int:
@@ -63,6 +67,15 @@ def epilog_job(environ: Mapping[str, str]) -> int:
     that was cut off, slurmd 22.05 runs the Epilog without SLURM_NODELIST (measured).
     """
     return _number(environ, "SLURM_JOB_ID")
+
+
+def is_of_another(environ: Mapping[str, str], job: Job, node: str) -> bool:
+    """Whether an Epilog's environment is that of another job than `job` on `node`: another cluster's, of that id.
+
+    What is not there says nothing: see `epilog_job`.
+    """
+    known = {"SLURM_CLUSTER_NAME": job.cluster, "SLURM_JOB_UID": str(job.uid), "SLURMD_NODENAME": node}
+    return any(own and environ.get(name, own) != own for name, own in known.items())
 
 
 def node_name(environ: Mapping[str, str]) -> str:
@@ -128,14 +141,19 @@ def command(path: Sequence[str], name: str) -> str:
     return found
 
 
+_FILTERS: Final = re.compile(r"SQUEUE_|SCONTROL_|SINFO_|SLURM_(CLUSTERS|JSON|YAML|BITSTR_LEN|TIME_FORMAT)$")
+"""What somebody who types a command of ours may have set to see less, other, or of another cluster (squeue(1))."""
+
+
 def run(path: Sequence[str], name: str, *arguments: str, errors: str = "replace") -> str:
     """What Slurm's command prints. Raises NodeError with its own words when it fails or does not answer.
 
     `errors` says what becomes of bytes that are no UTF-8.
     """
+    environment = {key: value for key, value in os.environ.items() if not _FILTERS.match(key)}
     try:
         done = subprocess.run(
-            [command(path, name), *arguments],
+            [command(path, name), *arguments], env=environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors=errors, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -145,8 +163,31 @@ def run(path: Sequence[str], name: str, *arguments: str, errors: str = "replace"
     return done.stdout
 
 
+def patiently(
+    question: Callable[[], _T], *, within_s: float, pause_s: float, check: Callable[[], object] = bool
+) -> _T:
+    """The answer to `question`, asked again every `pause_s` seconds for `within_s`: slurmctld may restart, or be busy.
+
+    `check` may end that by raising something. Raises the NodeError that `question` raised last, and EndedError at once.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return question()
+        except EndedError:
+            raise
+        except NodeError:
+            if time.monotonic() > deadline:
+                raise
+        check()
+        time.sleep(pause_s)
+
+
 _BETWEEN: Final = " | "
 """Stands between the reasons of a node that is out of service for several."""
+KEPT: Final = "data kept"
+UNPROVED: Final = "stage-out is not proved: "
+"""What comes first in the reason of a node that may have what a job is owed: as it was kept, or something failed."""
 _LONGEST: Final = 1000
 """Characters of one reason."""
 
@@ -156,7 +197,7 @@ def drain(path: Sequence[str], node: str, text: str) -> None:
 
     Slurm keeps the reason of a node that is drained already when its Prolog or Epilog fails afterwards.
     """
-    others = [part for part in reason(path, node).split(_BETWEEN) if part]
+    others = reasons(path, node)
     _drain(path, node, [*others, _shortened(re.sub(r"[^ -~]", "?", text).replace("|", "/"))])
 
 
@@ -165,16 +206,16 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
-def _drain(path: Sequence[str], node: str, reasons: list[str]) -> None:
-    unique = list(dict.fromkeys(reasons))
+def _drain(path: Sequence[str], node: str, parts: list[str]) -> None:
+    unique = list(dict.fromkeys(parts))
     run(path, "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={_BETWEEN.join(unique)}")
 
 
 def undrain(path: Sequence[str], node: str, prefix: str) -> None:
     """Take back the reasons that begin with `prefix`; `node` returns to service if they were all. Raises NodeError."""
-    reasons = reason(path, node).split(_BETWEEN)
-    others = [part for part in reasons if not part.startswith(prefix)]
-    if len(others) == len(reasons):
+    found = reasons(path, node)
+    others = [part for part in found if not part.startswith(prefix)]
+    if len(others) == len(found):
         return
     if others:
         _drain(path, node, others)
@@ -190,19 +231,24 @@ def reason(path: Sequence[str], node: str) -> str:
     return match[1] if match else ""
 
 
-def _of_job(path: Sequence[str], name: str, *arguments: str, errors: str = "replace") -> str:
-    """What Slurm's command prints of a job; nothing when Slurm no longer knows it. Raises NodeError."""
+def reasons(path: Sequence[str], node: str) -> list[str]:
+    """The same, each for itself. Raises NodeError."""
+    return [part for part in reason(path, node).split(_BETWEEN) if part]
+
+
+def _of_job(path: Sequence[str], name: str, *arguments: str, errors: str = "replace") -> str | None:
+    """What Slurm's command prints of a job; None when Slurm no longer knows it. Raises NodeError."""
     try:
         return run(path, name, *arguments, errors=errors)
     except NodeError as error:
         if "Invalid job id" in str(error):
-            return ""
+            return None
         raise
 
 
 def _job_record(path: Sequence[str], job_id: int, errors: str) -> str | None:
     """What `scontrol show job` says of this one job; None when Slurm no longer knows it. Raises NodeError."""
-    text = _of_job(path, "scontrol", "show", "job", str(job_id), errors=errors)
+    text = _of_job(path, "scontrol", "show", "job", str(job_id), errors=errors) or ""
     # The id of an array is also that of one of its jobs, and gets the records of all.
     for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
         if record.startswith(f"JobId={job_id} "):
@@ -260,11 +306,28 @@ def state_and_nodes(path: Sequence[str], job_id: int) -> tuple[str, str]:
     Of fields alone that no user can write: job names may hold lines. Raises NodeError when Slurm does not answer.
     """
     text = _of_job(path, "squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%A %T %N")
+    if text is None:
+        return "", ""
     for line in text.splitlines():  # the id of an array is also that of one of its jobs
         own, state, *nodes = line.split()
         if own == str(job_id):
             return state, nodes[0] if nodes else ""
+    # Nothing at all is no answer: a filter of squeue's may be in the way, and who is believed to have ended is wiped.
+    if _job_record(path, job_id, "replace") is not None:
+        raise NodeError(f"squeue shows nothing of job {job_id}, which scontrol shows; try it by hand")
     return "", ""
+
+
+def owner(path: Sequence[str], job_id: int) -> int | None:
+    """The uid of the job's user; None when Slurm no longer knows it. Raises NodeError.
+
+    Not of `job_fields`: what looks like `UserId=` there may be a line of the job's name.
+    """
+    text = _of_job(path, "squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%A %U") or ""
+    for own, uid in (line.split() for line in text.splitlines()):
+        if own == str(job_id):
+            return int(uid)
+    return None
 
 
 ALIVE: Final = frozenset(
@@ -306,7 +369,7 @@ _FIELDS: Final = "HetJobID:24,JobID:24,HetJobOffset:24,RestartCnt:24,State:24,No
 
 def _components(path: Sequence[str], job_id: int) -> list[tuple[int, Component]]:
     """Components by the id of their first one."""
-    text = _of_job(path, "squeue", "-h", "-t", "all", "-j", str(job_id), "-O", _FIELDS)
+    text = _of_job(path, "squeue", "-h", "-t", "all", "-j", str(job_id), "-O", _FIELDS) or ""
     words = [line.split() for line in text.splitlines()]
     return [
         (int(leader), Component(int(number), int(own), int(restart), state, nodes[0] if nodes else ""))
@@ -340,11 +403,6 @@ def _plain(number: Any) -> Any:  # noqa: ANN401 - of JSON
     return number.get("number") if isinstance(number, dict) else number
 
 
-def reasons(path: Sequence[str], folded: str) -> dict[str, str]:
-    """Why nodes out of `folded` are out of service, by node; those in service are left out. Raises NodeError."""
-    return {node: reason for node, (_, reason) in node_states(path, folded).items() if reason}
-
-
 def node_states(path: Sequence[str], folded: str) -> dict[str, tuple[str, str]]:
     """State (`DOWN+DRAIN`; with `*`, or NOT_RESPONDING, if it is silent) and reason of each node. Raises NodeError."""
     text = run(path, "scontrol", "show", "node", "--oneliner", folded)
@@ -355,6 +413,20 @@ def node_states(path: Sequence[str], folded: str) -> dict[str, tuple[str, str]]:
         if state:
             found[state[1]] = (state[2], reason[1] if reason else "")
     return found
+
+
+def unproved(path: Sequence[str], folded: str, job_id: int) -> list[str]:
+    """Which of `folded` speak against the job having been staged out, when its Epilogs are over.
+
+    One that is down does so, too. Raises NodeError.
+    """
+    ours = tuple(f"beeond: job {job_id}: {word}" for word in (KEPT, UNPROVED))
+    return [
+        node
+        for node, (state, reason) in node_states(path, folded).items()
+        if any(part.startswith(ours) or part == "Epilog error" for part in reason.split(_BETWEEN))
+        or "DOWN" in state.split("+")
+    ]
 
 
 def job_wants_us(path: Sequence[str], job_id: int) -> bool:

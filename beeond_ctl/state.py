@@ -5,10 +5,14 @@ Knows nothing of what the steps do. The run directory also holds what the SPANK 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import math
 import os
+import re
 import secrets
+import shutil
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -20,7 +24,7 @@ from beeond_ctl.errors import NodeError
 from beeond_ctl.plan import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PHASES: Final = (
     "claimed", "preparing", "starting", "mounting", "staging-in", "ready",
@@ -28,6 +32,10 @@ PHASES: Final = (
 )  # fmt: skip
 
 _VERSION: Final = 1
+_RESERVE: Final = 128 * 1024
+"""Bytes in the run directory that are given up when the state must change and there is no room left."""
+_MOMENT_S: Final = 1.0
+"""Seconds after which waiting for another process is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,8 @@ class State:
     attempt: str = ""
     """Random name of the last stage-out that this node took part in, the same on all nodes that did. What a proof
     names: job ids come again, and another node's log may be that of an earlier job."""
+    rebooted: bool = False
+    """The node was rebooted while the data was in use: what had not reached its devices by then is lost."""
     mount: str | None = None
     """Where the instance is, or is about to be, mounted. What is mounted elsewhere is not ours."""
     reason: str = ""
@@ -89,25 +99,51 @@ def run_dir(root: str, job_id: int) -> Path:
 def create(root: str, state: State) -> None:
     """Make the run directory and write the first state.
 
-    Raises NodeError when the directory is there already: another run of the same job was never torn down.
+    Raises NodeError when the directory is there already (another run of the same job was never torn down), or when
+    there is no room.
     """
     directory = run_dir(root, state.job.job_id)
-    directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
+        directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
     except FileExistsError:
-        raise NodeError(
-            f"{state.node}: {directory} is left from an earlier run of job {state.job.job_id}; "
-            f"run `beeond-ctl recover {state.job.job_id}` there"
-        ) from None
-    write(root, state)
+        left = f"{state.node}: {directory} is left from an earlier run of job {state.job.job_id}"
+        if not (directory / "state.json").exists():
+            raise NodeError(f"{left} and has no state; run `beeond-ctl sweep` there") from None
+        raise NodeError(f"{left}; run `beeond-ctl recover {state.job.job_id}` there") from None
+    except OSError as error:
+        raise NodeError(f"{directory} cannot be made: {error.strerror}") from None
+    try:
+        _keep_room(directory)
+        write(root, state)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _keep_room(directory: Path) -> None:
+    """Keep `_RESERVE` bytes; there may be no room for that. Somebody else may fill /run while the job runs."""
+    with suppress(OSError), open(directory / "reserve", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _RESERVE)
 
 
 def write(root: str, state: State) -> None:
-    """Replace the state file. A reader, or a crash, sees the old or the new one, never a part."""
-    write_atomically(
-        run_dir(root, state.job.job_id) / "state.json", json.dumps({"version": _VERSION, **asdict(state)})
-    )
+    """Replace the state file. A reader, or a crash, sees the old or the new one, never a part. Raises NodeError."""
+    job_id = state.job.job_id
+    path = run_dir(root, job_id) / "state.json"
+    text = json.dumps({"version": _VERSION, **asdict(state)})
+    try:
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            (path.parent / "reserve").unlink(missing_ok=True)
+            write_atomically(path, text)
+    except OSError as error:
+        raise NodeError(
+            f"{path}: cannot be written ({error.strerror}); make room in {root}, then run: beeond-ctl recover {job_id}"
+        ) from None
 
 
 def read(root: str, job_id: int) -> State | None:
@@ -154,36 +190,68 @@ def read_all(root: str) -> list[State]:
     return sorted(states, key=lambda state: state.job.job_id)
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace the file at `path` with `text` in one step."""
+def write_atomically(path: Path, text: str, mode: int = 0o600, *, durable: bool = False) -> None:
+    """Replace the file at `path` with `text` in one step; if `durable`, on the disk too, so that after a power cut it
+    is the old or the new one."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+    if durable:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 @contextmanager
-def locked(root: str, job_id: int, what: str, *, wait_s: float = 0) -> Iterator[None]:
+def locked(
+    root: str,
+    job_id: int,
+    what: str,
+    *,
+    wait_s: float = 0,
+    hung_s: float = math.inf,
+    tell: Callable[[str], object] = bool,
+) -> Iterator[None]:
     """Hold the job's lock on this node; wait for it for at most `wait_s` seconds.
 
-    Raises NodeError when another process of ours works on the same job all that time.
+    `tell` is called once with who has it, if that takes longer than a moment. Raises NodeError naming who has it when
+    another process of ours works on the same job all that time, or stands still for `hung_s` seconds of it.
     """
-    locks = Path(root) / "locks"
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = locks / str(job_id)
-    deadline = time.monotonic() + wait_s
+    path = Path(root) / "locks" / str(job_id)
+    began = time.monotonic()
+    seen, since, told = "", began, False
     while (descriptor := _try_lock(path)) is None:
-        if time.monotonic() >= deadline:
+        now = time.monotonic()
+        if now > began + _MOMENT_S and not told:
+            told = True
+            tell(f"another beeond-ctl works on it{_named(_holder(path))}")
+        if now >= began + wait_s:
             raise NodeError(
-                f"job {job_id}: another beeond-ctl works on it on this node; {what} when it has ended"
+                f"job {job_id}: another beeond-ctl works on it on this node{_named(_holder(path))}; "
+                f"{what} when it has ended"
             )
-        time.sleep(0.05)
+        if hung_s < math.inf:
+            still, seen = seen, _standstill(_holder(path))
+            if not seen or seen != still:
+                since = now
+            elif now >= since + hung_s:
+                raise NodeError(
+                    f"job {job_id}: another beeond-ctl{_named(_holder(path))} has stood still on this node for "
+                    f"{hung_s:.0f} s; see what it waits for, and when it has ended run: beeond-ctl recover {job_id}"
+                )
+        time.sleep(min(0.05 + (now - began) / 100, 1.0))
     try:
         yield
     finally:
@@ -192,8 +260,52 @@ def locked(root: str, job_id: int, what: str, *, wait_s: float = 0) -> Iterator[
         os.close(descriptor)
 
 
+def _holder(path: Path) -> int:
+    """The process that has the lock on `path`; 0 where the kernel does not say (proc(5), locks)."""
+    with suppress(OSError):
+        status = path.stat()
+        file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [file]:
+                return int(words[4])
+    return 0
+
+
+def _named(pid: int) -> str:
+    """What process `pid` is, for a message; empty where that is not known."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return ""
+    names = [os.path.basename(word) for word in words]
+    which = names[names.index("beeond-ctl") :][:2] if "beeond-ctl" in names else names[:1]
+    return f" ({' '.join(which)}, pid {pid})"
+
+
+def _standstill(pid: int) -> str:
+    """What stays the same as long as a thread of process `pid` cannot do anything, and the others wait; empty where one
+    runs. Devices are wiped by threads, for which the first one waits."""
+    stuck = []
+    try:
+        for thread in sorted(os.listdir(f"/proc/{pid}/task")):
+            text = Path(f"/proc/{pid}/task/{thread}/status").read_text()
+            state = re.search(r"^State:\s+(\S)", text, re.MULTILINE)
+            if state is None or state[1] == "R":
+                return ""
+            if state[1] in "DTt":
+                stuck.append(f"{thread} {re.findall(r'ctxt_switches:.*', text)}")
+    except OSError:
+        return ""
+    return " ".join(stuck)
+
+
 def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise NodeError(f"{path}: cannot be locked ({error.strerror}); see what is wrong with /run") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its last holder may have removed the file between our opening and locking it.

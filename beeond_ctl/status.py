@@ -1,4 +1,8 @@
-"""What is on this node: the instances, their health, and what was kept. Changes nothing."""
+"""What is on this node: the instances, their health, and what was kept. Changes nothing.
+
+What one instance is made of is read from its own state alone: neither a later configuration, nor what is wrong with
+another job, may hide it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,23 @@ import json
 import os
 import shlex
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from beeond_ctl import config as configuration
 from beeond_ctl import events, hints, mounts, slurm, storage, supervisor
 from beeond_ctl import state as states
 from beeond_ctl.aside import aside
+from beeond_ctl.errors import BeeondError, one_line
 from beeond_ctl.plan import choose_backend
 from beeond_ctl.request import decode
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from beeond_ctl.config import SiteConfig
+    from beeond_ctl.request import Request
 
 T = TypeVar("T")
 
@@ -29,12 +37,18 @@ ANSWER_S: Final = 5.0
 
 
 def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
-    """All instances of this node, or that of one job, as JSON-able facts; for root."""
+    """All instances of this node, or that of one job, as JSON-able facts; for root.
+
+    One whose state cannot be read is among them, with the phase "unknown" and the reason.
+    """
     found = []
     known = set()
-    for state in states.read_all(config.paths.run):
-        known.add(state.job.job_id)
-        if job_id in (None, state.job.job_id, state.instance.job_id):
+    for number, state in _states(config.paths.run):
+        known.add(number)
+        if isinstance(state, BeeondError):
+            if job_id in (None, number):
+                found.append(_unknown(number, state))
+        elif job_id in (None, number, state.instance.job_id):
             found.append(_from_state(config, state))
     for record in storage.read_records(config):
         if record.job_id not in known and job_id in (None, record.job_id):
@@ -49,10 +63,40 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
     return found
 
 
+def _states(root: str) -> Iterator[tuple[int, states.State | BeeondError]]:
+    """The state of each job on this node, by job id, or why it cannot be read."""
+    jobs = Path(root, "jobs")
+    for number in sorted(int(name) for name in (os.listdir(jobs) if jobs.is_dir() else ()) if name.isdigit()):
+        try:
+            state = states.read(root, number)
+        except BeeondError as error:
+            yield number, error
+        else:
+            if state is not None:
+                yield number, state
+
+
+def _unknown(number: int, error: BeeondError) -> dict[str, Any]:
+    return {
+        "job": number, "node": slurm.node_name(os.environ), "phase": "unknown", "user": None, "nodes": None,
+        "health": "state cannot be read", "reason": one_line(error),
+    }  # fmt: skip
+
+
+def _asked(state: states.State) -> tuple[Request | None, str | None, str]:
+    """What was asked for, the backend, and what is wrong where a job was refused: that is no fault of the others."""
+    request = None
+    try:
+        request = decode(state.request)
+        made_with = configuration.recorded(state.config, state.job.job_id)
+        return request, choose_backend(made_with, request, len(state.nodes)), ""
+    except BeeondError as error:
+        return request, None, one_line(error)
+
+
 def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
-    request = decode(state.request)
+    request, backend, wrong = _asked(state)
     job = state.instance
-    point = request.mount or f"{config.mount.root}/{job.job_id}"
     services = {
         name: "running" if supervisor.alive(supervisor.Process(name, *process)) else "dead"
         for name, process in state.processes.items()
@@ -62,23 +106,24 @@ def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
     steps = [event for event in logged[begun:] if event.get("event") == "step"]
     took = [event["took"] for event in logged[begun:] if "took" in event]
     dead = [name for name, how in services.items() if how == "dead"]
+    own = job == state.job
     return {
         "job": state.job.job_id,
         "node": state.node,
         "phase": state.phase,
         "user": state.job.user,
         "nodes": slurm.fold_nodes(state.nodes),
-        **({"instance": job.job_id} if job != state.job else {}),
-        "backend": choose_backend(config, request, len(state.nodes)),
-        **_mount(point, state.phase, dead),
+        **({} if own else {"instance": job.job_id}),
+        "backend": backend,
+        **_mount(state.mount or "", state.phase, dead),
         "services": services,
-        "stage_out": "proved" if state.proved else ("owed" if request.stage_out and job == state.job else None),
+        "stage_out": "proved" if state.proved else "owed" if request and request.stage_out and own else None,
         "transfers": [
             {"direction": step["step"].removeprefix("stage-"), "source": step.get("source"),
              "destination": step.get("destination"), **step["summary"]}
             for step in steps if "summary" in step
         ],
-        "reason": state.reason or None,
+        "reason": state.reason or wrong or None,
         "took": took[-1] if took else None,
         "timings": {event["step"]: event["seconds"] for event in steps},
     }  # fmt: skip

@@ -35,7 +35,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from beeond_ctl import mounts
+from beeond_ctl import libc, mounts
 from beeond_ctl.backends import Command, File, get
 from beeond_ctl.errors import NodeError, UserError
 from beeond_ctl.plan import MIN_IMAGE, TEMPLATES, Job, metadata_template
@@ -44,13 +44,14 @@ from beeond_ctl.supervisor import run
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from beeond_ctl import devices
     from beeond_ctl.config import SiteConfig
     from beeond_ctl.plan import Metadata, Plan, Target
 
-PHASES: Final = ("live", "retained", "wiping")
+PHASES: Final = ("preparing", "live", "retained", "wiping")
+"""preparing: not all of the node's targets were made yet, so nothing has run."""
 _VERSION: Final = 1
 _RECORD: Final = "instance.json"
 _TRASH: Final = "wiping"
@@ -85,6 +86,8 @@ class Record:
     names: dict[str, Any] = field(default_factory=dict)
     """What only Slurm knows of the job, and only while it remembers it, if the request's paths need it."""
     attempt: str = ""
+    """As in `state.State`."""
+    rebooted: bool = False
     """As in `state.State`."""
     index: int | None = None
     """Which of the node's targets this is: names of devices may change places with a reboot."""
@@ -134,8 +137,10 @@ def prepare(plan: Plan, node: str, *, step: Callable[[str], None] = _no_step) ->
         return
     _each(plan.targets, lambda target: _make_file_system(plan, target, step))
     for target in plan.targets:
-        _check(plan, target)
+        _check(plan, node, target)
     _each(plan.targets, lambda target: _make(plan, node, target, instance, step))
+    # A record that says so proves that all targets have one: a home that is missing then is so with its device.
+    _each(plan.targets, lambda target: _enter(target, "live", step))
 
 
 def name_instance(plan: Plan) -> str:
@@ -173,15 +178,20 @@ def _left(plan: Plan, target: Target) -> NodeError:
     )
 
 
-def _check(plan: Plan, target: Target) -> None:
+def _check(plan: Plan, node: str, target: Target) -> None:
     check_base(target.base)
     if os.path.lexists(target.home):
         raise _left(plan, target)
+    metadata = _metadata_on(plan, node, target)
+    taken = metadata.size if metadata is not None else 0
     free, wanted = _free(target.base) - _to_reserve(target.base), plan.target_capacity
+    if taken > free:
+        raise _no_room(plan, target, f"{target.base} has no room for {format_size(taken)} of metadata")
+    if target.image:  # both are reserved
+        free -= taken
     if wanted is not None and wanted > free:
-        text = (
-            f"{target.base} has {format_size(free)} free and {format_size(wanted)} are wanted on each target"
-        )
+        beside = f" beside {format_size(taken)} for metadata" if taken and target.image else ""
+        text = f"{target.base} has {format_size(free)} free{beside} and {format_size(wanted)} are wanted on each target"
         if plan.request.capacity is not None:
             raise UserError(
                 f"--beeond: capacity={format_size(plan.request.capacity)} is too much: {text}; ask for less"
@@ -203,7 +213,7 @@ def _no_room(plan: Plan, target: Target, text: str) -> UserError | NodeError:
             f"{text}, for other jobs on the node have the rest; "
             "all jobs there have to ask for a share with --beeond=capacity=SIZE, or use --exclusive"
         )
-    return NodeError(f"{text}; see what fills it, or lower storage.capacity")
+    return NodeError(f"{text}; see what fills it, or lower storage.capacity or beegfs.meta_size")
 
 
 def check_base(base: str) -> None:
@@ -227,19 +237,41 @@ def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[
         _write_record(
             Record(
                 instance=instance, job=plan.job, nodes=plan.own_nodes, node=node, backend=plan.backend,
-                request=encode(plan.request), block=plan.block, phase="live", created=time.time(),
+                request=encode(plan.request), block=plan.block, created=time.time(),
+                phase="preparing" if len(plan.targets) > 1 else "live",  # one has no other that could be missing
                 config=plan.config.model_dump(mode="json"), home=target.home, index=target.index,
             )
         )  # fmt: skip
         _reserve(target)
-        if target.index == 0 and plan.metadata is not None and node in plan.meta_nodes:
-            _make_metadata(plan, plan.metadata, step)
+        if (metadata := _metadata_on(plan, node, target)) is not None:
+            _make_metadata(plan, metadata, step)
         if target.image is not None:
             _make_image(plan, target.image, _point(target), step)
         step(f"make {target.data}")
         os.mkdir(target.data, 0o755)
     except OSError as error:
+        if error.errno == errno.ENOSPC:  # other jobs make theirs at the same time
+            raise _no_room(plan, target, f"{target.base} has become full") from None
         raise NodeError(f"{target.home} cannot be made: {error}; look at the device (dmesg)") from None
+
+
+def _metadata_on(plan: Plan, node: str, target: Target) -> Metadata | None:
+    """The metadata server's file system that is beside `target` on `node`."""
+    return plan.metadata if target.index == 0 and node in plan.meta_nodes else None
+
+
+def _enter(target: Target, phase: str, step: Callable[[str], None]) -> None:
+    """Write `phase` into a target's record, if it has one that says something else. Raises NodeError."""
+    record = _read_record(target.home)
+    if record is None and phase == "live":  # it would go on saying that nothing has run
+        raise NodeError(f"{target.home}: the record cannot be read again; look at the device (dmesg)")
+    if record is None or record.phase == phase:
+        return
+    step(f"write in {target.home}: {phase}")
+    try:
+        _write_record(replace(record, phase=phase))
+    except OSError as error:
+        raise NodeError(f"{target.home}: the record cannot be written: {error}") from None
 
 
 def _to_reserve(path: str) -> int:
@@ -296,10 +328,8 @@ def _make_metadata(plan: Plan, metadata: Metadata, step: Callable[[str], None]) 
     """Copy and mount a metadata server's file system. What it is copied from is made if it is not there."""
     base = plan.targets[0].base
     if metadata.size > (free := _free(base)):
-        raise NodeError(
-            f"{base} has {format_size(free)} free and metadata takes {format_size(metadata.size)}; "
-            "lower beegfs.meta_size"
-        )
+        text = f"{base} has {format_size(free)} free and metadata takes {format_size(metadata.size)}"
+        raise _no_room(plan, plan.targets[0], text)
     make_template(plan.config, step=step)
     step(f"make {metadata.image}")
     source = os.open(metadata.template, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -428,14 +458,16 @@ def attach(plan: Plan, *, deadline_s: float) -> None:
         if not os.path.lexists(image):
             raise NodeError(f"{image} is missing; what was kept is not whole")
         if mounts.mount_at(point) is None:
+            # Who kept it from being detached may still write; two file systems on one image would ruin each other.
+            _free_loops(image, plan.job.uid, time.monotonic() + deadline_s)
             _attach(image, point, deadline_s)
 
 
-def _reach(plan: Plan, deadline_s: float) -> list[str]:
+def _reach(plan: Plan, deadline_s: float, lost: Sequence[str] = ()) -> list[str]:
     """Mount the job's file systems on whole devices; returns where they were not mounted yet. Raises NodeError."""
     reached = []
     for target in plan.targets:
-        if target.device is not None:
+        if target.device is not None and target.home not in lost:
             from beeond_ctl import devices
 
             if _own(plan, target.device) is not None:
@@ -471,14 +503,46 @@ def detach(plan: Plan, *, deadline_s: float) -> None:
     """
     deadline = time.monotonic() + deadline_s
     for image, point in _images(plan):
-        mounts.unmount(point, deadline_s=deadline_s)
-        pause = 0.002
-        while _loops(image):  # the kernel frees a loop device a little after its last use
-            if time.monotonic() > deadline:
-                raise NodeError(f"{image} is still used by {', '.join(_loops(image))}; see losetup(8)")
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
+        mounts.unmount(point, deadline_s=deadline_s, uid=plan.job.uid)
+        # Any user's mount namespace may have a copy of the mount; without its point no namespace has it (rmdir(2)).
         mounts.remove_point(point)
+        _free_loops(image, plan.job.uid, deadline)
+
+
+_LOOK_S: Final = 0.5
+"""Seconds that a loop device is given to go by itself, before it is looked who has it, and between two such looks."""
+_HELD_S: Final = 10.0
+"""Seconds that is waited for a process that is not ours to end."""
+
+
+def _free_loops(image: str, uid: int, deadline: float) -> None:
+    """Wait until no loop device has `image`; processes of user `uid` that keep one are ended. Raises NodeError."""
+    look_at, pause, users = time.monotonic() + _LOOK_S, 0.002, list[str]()
+    while found := _loops(image):  # the kernel frees a loop device a little after its last use
+        now = time.monotonic()
+        if users and now > deadline:
+            raise NodeError(
+                f"{image} is still used by {', '.join(found)}, held by {', '.join(users)}; end that, or reboot the node"
+            )
+        if now > deadline:
+            raise NodeError(f"{image} is still used by {', '.join(found)}; see losetup(8)")
+        if now > look_at:
+            held, users = bool(users), [user for device in found for user in _loop_users(image, device, uid)]
+            if users and not held:
+                deadline = min(deadline, time.monotonic() + _HELD_S)
+            look_at = time.monotonic() + _LOOK_S
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def _loop_users(image: str, device: str, uid: int) -> list[str]:
+    """Who uses the file system in `image` by the loop device `device`; processes of user `uid` are ended."""
+    try:
+        number = os.stat(device).st_rdev
+    except FileNotFoundError:
+        return []
+    name = f"{os.major(number)}:{os.minor(number)}"
+    return mounts.end_users(name, uid=uid, sure=lambda: device in _loops(image))
 
 
 _IMAGE_OPTIONS: Final = "nodev,nosuid,noatime,nouuid"  # a copy has the identity of what it was copied from
@@ -533,8 +597,10 @@ def _configure_loop(backing: int, image: str) -> tuple[str, int]:
 
 
 def _loops(image: str) -> list[str]:
-    home = str(Path(image).parent)
-    return [device for device, file in _all_loops() if file == image and _on(home, device)]
+    home, inode = str(Path(image).parent), None
+    with suppress(FileNotFoundError):  # it may be removed, and a device still on it
+        inode = os.lstat(image).st_ino
+    return [device for device, file in _all_loops() if file == image and _on(home, device, inode)]
 
 
 def _all_loops() -> Iterator[tuple[str, str]]:
@@ -565,16 +631,19 @@ def loops(config: SiteConfig) -> list[Loop]:
     return sorted(found, key=lambda loop: (loop.job_id, loop.device))
 
 
-def _on(base: str, device: str) -> bool:
-    """Whether the file of a loop device lies in the file system at `base`: containers have paths of their own."""
-    # struct loop_info64: lo_device, the device of the file, comes first (linux/loop.h)
+def _on(base: str, device: str, inode: int | None = None) -> bool:
+    """Whether the file of a loop device, with that inode number, lies in the file system at `base`: containers have
+    paths of their own."""
+    # struct loop_info64: lo_device and lo_inode, those of the file, come first (linux/loop.h)
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
             info = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(232))
         finally:
             os.close(descriptor)
-        number: int = struct.unpack_from("=Q", info)[0]
+        number, its_inode = struct.unpack_from("=2Q", info)
+        if inode not in (None, its_inode):
+            return False
         # encoded as huge_encode_dev or new_encode_dev has it: compare what both agree on
         wanted = os.stat(base).st_dev
         return (number & 0xFF, number >> 8 & 0xFFF) == (os.minor(wanted) & 0xFF, os.major(wanted) & 0xFFF)
@@ -644,6 +713,19 @@ def _sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def sync(plan: Plan) -> None:
+    """Write out to the devices what is in memory of the instance's data. May hang as they do. Raises OSError."""
+    missing = absent(plan)  # to be told by who needs them
+    for target in plan.targets:
+        if target.home in missing:
+            continue
+        descriptor = os.open(target.home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            libc.call("syncfs", descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def set_names(plan: Plan, names: dict[str, Any]) -> None:
     """Write `names` into the records of the instance. Raises NodeError."""
     _change(plan, names=names)
@@ -662,9 +744,9 @@ def set_attempt(plan: Plan, attempt: str) -> None:
     _change(plan, attempt=attempt)
 
 
-def set_phase(plan: Plan, phase: str) -> None:
-    """Write `phase`, one of PHASES, into the records of the instance. Raises NodeError."""
-    _change(plan, phase=phase)
+def set_phase(plan: Plan, phase: str, *, rebooted: bool = False) -> None:
+    """Write `phase`, one of PHASES, and `rebooted` into the records of the instance. Raises NodeError."""
+    _change(plan, phase=phase, rebooted=rebooted)
 
 
 def _change(plan: Plan, **changes: Any) -> None:  # noqa: ANN401 - fields of a record
@@ -713,6 +795,19 @@ def changed_at(records: Iterable[Record]) -> float | None:
                 max(written, record.created)
             )  # the clock may have been wrong, as it is early after boot
     return max(times, default=None)
+
+
+def absent(plan: Plan) -> list[str]:
+    """The homes of this node's targets that are not there, or whose device is not or does not answer."""
+    return [target.home for target in plan.targets if not _is_there(plan, target)]
+
+
+def _is_there(plan: Plan, target: Target) -> bool:
+    if target.device is None:
+        return os.path.lexists(target.home)
+    with suppress(NodeError):
+        return _own(plan, target.device) is not None
+    return False
 
 
 def strays(config: SiteConfig) -> list[str]:
@@ -785,21 +880,31 @@ def _devices_of(config: SiteConfig, home: str) -> list[tuple[str, str]]:
 
 
 def wipe(
-    plan: Plan, method: str, *, deadline_s: float, leave: bool = False, step: Callable[[str], None] = _no_step
+    plan: Plan,
+    method: str,
+    *,
+    deadline_s: float,
+    leave: bool = False,
+    lost: Sequence[str] = (),
+    step: Callable[[str], None] = _no_step,
 ) -> list[Receipt]:
     """Remove the instance's data from all targets of this node, and prove that it is gone.
 
+    All records say so before anything is removed: a crash cannot leave one that tells of data next to nothing.
     `method` is one of storage.wipe's: delete unlinks; discard unlinks and then has the device's file system tell the
     device what is free (FITRIM, ioctl_fitrim); zero overwrites what is allocated, syncs, reads a sample back, unlinks.
     Safe to repeat, from any point at which `prepare` or `wipe` ended. Targets that hold nothing get no receipt.
-    `leave`: a home that is another run's is not of this instance, and is left as it is.
+    `leave`: a home that is another run's is not of this instance, and is left as it is. `lost`: homes that are given up
+    with devices that are not there.
     Raises NodeError: something is mounted in the home, a file is immutable, the home is another run's, the device
     cannot discard, or `deadline_s` seconds have passed.
     """
     deadline = time.monotonic() + deadline_s
-    reached = _reach(plan, deadline_s)
+    reached = _reach(plan, deadline_s, lost)
     targets = []
     for target in plan.targets:
+        if target.home in lost:
+            continue
         if (record := _read_record(target.home)) is not None:
             try:
                 _check_instance(plan, record)
@@ -807,15 +912,36 @@ def wipe(
                 if not leave:
                     raise
                 if target.base in reached:
-                    mounts.unmount(target.base, deadline_s=deadline_s)
+                    mounts.unmount(target.base, deadline_s=deadline_s, uid=plan.job.uid)
                     mounts.remove_point(target.base)
                 continue
         targets.append(target)
     step("detach images")
     detach(plan, deadline_s=deadline_s)
+    _each(targets, lambda target: _announce(plan, target, step))
     receipts: list[Receipt] = []
     _each(targets, lambda target: receipts.extend(_wipe(plan, target, method, deadline, step)))
     return sorted(receipts, key=lambda receipt: receipt.home)
+
+
+def _announce(plan: Plan, target: Target, step: Callable[[str], None]) -> None:
+    """See that a target may be wiped, and write into its record that it is being wiped. Raises NodeError."""
+    home = target.home
+    if target.device is not None:
+        found = _own(plan, target.device)
+        if found is None or found.state != "whole":
+            return
+    try:
+        status = os.lstat(home)  # an error of the device is not for nothing
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NodeError(f"{home} cannot be wiped: {error}") from None
+    check_base(target.base)
+    _refuse_mounts(home)
+    if status.st_uid != 0:
+        raise NodeError(f"{home} does not belong to root, so it is not ours; it is left alone")
+    _enter(target, "wiping", step)
 
 
 def _wipe(
@@ -831,20 +957,13 @@ def _wipe(
 
 def _wipe_home(target: Target, method: str, deadline: float, step: Callable[[str], None]) -> Receipt:
     began, home = time.monotonic(), target.home
-    check_base(target.base)
-    _refuse_mounts(home)
     descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(descriptor).st_uid != 0:
-            raise NodeError(f"{home} does not belong to root, so it is not ours; it is left alone")
         record = _read_record(home)
         names = [name for name in os.listdir(descriptor) if name not in {_RECORD, _UNFINISHED, _RESERVE}]
         if record is None and names:
             raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
         _give_room(home)
-        if record is not None and record.phase != "wiping":
-            step(f"write in {home} that it is being wiped")
-            _write_record(replace(record, phase="wiping"))
         step(f"remove what is in {home}")
         sweeper = _Sweeper(descriptor, home, method, deadline)
         if names:
@@ -883,18 +1002,16 @@ def _erase(
         return []
     files = size = 0
     if found.state == "whole":
-        _refuse_mounts(home)
         record = _read_record(home)
         with suppress(FileNotFoundError):
             if record is None and _left_in(home):
                 raise NodeError(f"{home} has data and no readable record; look at it, then remove it by hand")
         room = os.statvfs(target.base)
         files, size = room.f_files - room.f_ffree, (room.f_blocks - room.f_bfree) * room.f_frsize
-        if record is not None and record.phase != "wiping":
-            step(f"write in {home} that it is being wiped")
-            _write_record(replace(record, phase="wiping"))
     step(f"erase {device}")
-    verified = devices.erase(device, target.base, plan.job.job_id, method, deadline=deadline)
+    verified = devices.erase(
+        device, target.base, plan.job.job_id, method, deadline=deadline, uid=plan.job.uid
+    )
     return [Receipt(home, method, files, size, time.monotonic() - began, verified, time.time())]
 
 

@@ -269,6 +269,17 @@ def alive(process: Process) -> bool:
     return start_time == process.start_time and state not in "ZX"
 
 
+def uses(process: Process, directory: Path) -> bool:
+    """Whether `process` has something below `directory` open."""
+    place = f"/proc/{process.pid}/fd"
+    with suppress(OSError):
+        for name in os.listdir(place):
+            with suppress(OSError):
+                if os.readlink(f"{place}/{name}").startswith(f"{directory}/"):
+                    return alive(process)
+    return False
+
+
 def stopped(process: Process) -> bool:
     """Whether `process` is there and cannot run: by SIGSTOP, or a debugger."""
     try:

@@ -4,7 +4,8 @@ A backend starts nothing and touches nothing; `beeond_ctl.supervisor` runs what 
 system. Each module of this package with these functions is one backend:
 
     PROGRAMS                        names of the programs it needs on a node
-    ROOT_IS_DATA                    whether a target's data directory is the root that the user sees
+    ROOT_IS_DATA                    whether the root that the user sees is the targets' data directories, which have to
+                                    be the user's before anything is mounted
     MANAGED                         name of the service that is `first` and all others wait for; empty: none
     edition(config, find)           which generation of its programs is on this node
     services(plan, node, keys)      the servers of `node`, startable at once but for those that are `first` or `last`

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from beeond_ctl.plan import Plan
 
 PROGRAMS: Final[tuple[str, ...]] = ()
-ROOT_IS_DATA: Final = True
+ROOT_IS_DATA: Final = False
+"""The root is given to the user where it is mounted, when it has been probed: nobody else has it mounted."""
 MANAGED: Final = ""
 
 

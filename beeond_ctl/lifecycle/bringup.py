@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,25 @@ from beeond_ctl import bb, slurm, storage
 from beeond_ctl import config as configuration
 from beeond_ctl import state as states
 from beeond_ctl.aside import tried
-from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RequestError, UserError, one_line
+from beeond_ctl.errors import (
+    EndedError,
+    JobGoneError,
+    NodeError,
+    OutsideError,
+    PeerError,
+    RequestError,
+    UserError,
+    one_line,
+)
 from beeond_ctl.lifecycle import claims, fault, guard, kin, probe, stage, steps, watch
+from beeond_ctl.lifecycle.asking import answered, patience_s
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team, telling
 from beeond_ctl.plan import port_blocks
 from beeond_ctl.request import Request, encode, needs_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from beeond_ctl.lifecycle.team import Team
 
@@ -27,7 +38,7 @@ if TYPE_CHECKING:
 def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT_PATH) -> int:
     """Slurm's Prolog on one node; the exit code for Slurm.
 
-    0 also where the job will fail by its user's mistake: `task_init` raises that, and no node is drained for it.
+    0 also where the job will fail by its user's mistake, or nobody's: `task_init` raises that, and no node is drained.
     Raises BeeondError where this node is at fault; the node has then been drained with the reason.
     """
     request = environ.get(slurm.REQUEST_VARIABLE)
@@ -64,14 +75,18 @@ def prolog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
             here.events.log("gone", message=one_line(error))
             _give_up(here, one_line(error), "gone")
         except PeerError as error:
-            text = one_line(error)
-            if here.leads and here.node in error.nodes and not error.user_fault:  # nobody else would drain it
+            text, leads = one_line(error), _leads(here)
+            if leads and here.node in error.nodes and not error.user_fault:  # nobody else would drain it
                 _give_up(here, f"no file system for this job: {text}", "node")
                 raise NodeError(text) from error
+            if many := _are_most(here, error.nodes) and not error.user_fault:
+                text += "; these are most of the job's nodes, so none is drained on another's word"
             whose = "user" if error.user_fault else "peer"
             _give_up(here, text if error.user_fault else f"no file system for this job: {text}", whose)
-            if not error.user_fault and here.leads:
+            if leads and not many and not error.user_fault:
                 _drain_missing(here, error)
+        except OutsideError as error:
+            _give_up(here, f"no file system for this job: {here.node}: {one_line(error)}", "peer")
         except BaseException as error:
             _give_up(here, f"no file system for this job: {here.node}: {one_line(error)}", "node")
             raise
@@ -84,7 +99,7 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
     """Everything from an empty node to a usable file system with the input in it.
 
     `listed`: its sources may have been listed while the job was pending.
-    Raises UserError, RequestError, JobGoneError, PeerError or NodeError; tear-down finds what was made until then.
+    Raises UserError, RequestError, JobGoneError, PeerError, OutsideError or NodeError; tear-down finds what was made.
     """
     here.events.log("planned", backend=here.first_plan.backend, targets=len(here.first_plan.targets))
     storage.name_instance(here.first_plan)
@@ -107,13 +122,17 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
                 # Before anything is mounted: GlusterFS's clients keep the owner of the root they saw first.
                 for target in here.plan.targets:
                     _give_to_user(here, target.data)
-        steps.agree_on_ports(here, team, free, _names(here))
+        asks = needs_scheduler(here.request)
+        wait_s = patience_s(here, leads=here.leads) if asks else here.config.deadlines.meet
+        steps.agree_on_ports(here, team, free, _names(here, team), wait_s=wait_s)
         if here.state.names:  # a stage-out after a reboot of all nodes needs them
             storage.set_names(here.plan, here.state.names)
         stage.check_destinations(here)
-        steps.start_services(here, team)
+        with _excused_for_ports(here):
+            steps.start_services(here, team)
         with fault.unless_another_fell_silent(here, team):
             trouble = steps.mount_and_settle(here, team)
+            _see_that_no_port_was_taken(here, trouble)
         _probe(here, team, trouble)
         if here.request.stage_in:
             here.enter("staging-in")
@@ -133,8 +152,10 @@ def _learn(here: Here, request: str | None) -> bool:
     asking = kin.alone(here)
     combine = {"asked": lambda reports: reports[asking.node]}
     with open_team(asking, "directives", combine=combine, handlers={}) as team, telling(team, asking):
-        found = bb.asked(here.config.slurm.path, here.state.job.job_id) if asking.leads else ""
-        found = steps.meet(asking, team, "asked", here.config.deadlines.meet, request=found)["request"]
+        path, job_id = here.config.slurm.path, here.state.job.job_id
+        found = answered(here, lambda: bb.asked(path, job_id), check=team.check) if asking.leads else ""
+        wait_s = patience_s(here, leads=asking.leads)
+        found = steps.meet(asking, team, "asked", wait_s, request=found)["request"]
     if found and request:
         raise RequestError(
             "this job has both --beeond and #BB_LUA directives; say all of it in one of the two ways"
@@ -142,6 +163,21 @@ def _learn(here: Here, request: str | None) -> bool:
     here.state.request = found or request or here.state.request
     here.save()
     return bool(found or request)
+
+
+def _leads(here: Here) -> bool:
+    """`here.leads`; of a job that has no plan, as none of its nodes has storage, its first node does."""
+    try:
+        return here.leads
+    except RequestError:
+        return here.node == here.state.nodes[0]
+
+
+def _are_most(here: Here, nodes: Collection[str]) -> bool:
+    """Whether `nodes` are more than half of those that take part: the cause is then hardly in each of them."""
+    kin = here.state.kin
+    count = len(kin.nodes) + sum(len(guests) for _, _, guests in kin.guests) if kin else len(here.state.nodes)
+    return 2 * len(nodes) > count
 
 
 def _drain_missing(here: Here, error: PeerError) -> None:
@@ -167,13 +203,38 @@ def _give_up(here: Here, text: str, fault: str) -> None:
     here.events.log("gave-up", message=text, fault=fault)
 
 
-def _names(here: Here) -> dict[str, Any]:
-    """What only Slurm knows of the job; asked by the leader alone, and only if a path needs it."""
+@contextmanager
+def _excused_for_ports(here: Here) -> Iterator[None]:
+    """Raises OutsideError where something fails in the block for want of a port that was taken in time."""
+    try:
+        yield
+    except (EndedError, OutsideError):
+        raise
+    except NodeError as error:
+        _see_that_no_port_was_taken(here, one_line(error))
+        raise
+
+
+def _see_that_no_port_was_taken(here: Here, trouble: str) -> None:
+    """Raises OutsideError if that may be why there is `trouble`: any user can reckon which ports a job has."""
+    if trouble and ((users := claims.taken(here.plan.block)) or "address already in use" in trouble.lower()):
+        told = f"{users}: {trouble}" if users else trouble
+        raise OutsideError(
+            f"ports of this job were taken after it had claimed them ({told}); submit it again"
+        )
+
+
+def _names(here: Here, team: Team) -> dict[str, Any]:
+    """What only Slurm knows of the job; asked by the leader alone, and only if a path needs it.
+
+    Raises JobGoneError, OutsideError, NodeError or PeerError.
+    """
     if not here.leads or not needs_scheduler(here.request):
         return {}
-    fields = slurm.job_fields(here.config.slurm.path, here.state.job.job_id)
+    path, job_id = here.config.slurm.path, here.state.job.job_id
+    fields = answered(here, lambda: slurm.job_fields(path, job_id), check=team.check)
     if not fields:
-        raise JobGoneError(f"Slurm no longer knows job {here.state.job.job_id}")
+        raise JobGoneError(f"Slurm no longer knows job {job_id}")
     names: dict[str, Any] = {"job_name": fields.get("JobName", "")}
     if fields.get("ArrayJobId", "").isdigit():
         names["array_job_id"] = int(fields["ArrayJobId"])
@@ -206,10 +267,15 @@ def _probe(here: Here, team: Team, trouble: str) -> None:
         if here.leads and not here.backend.ROOT_IS_DATA:
             _give_to_user(here, str(point))
 
-    for meeting, action in (("mounted", partial(probe.write, point, here.node)), ("probed", read)):
+    early = here.backend.ROOT_IS_DATA
+    for meeting, action, is_users in (
+        ("mounted", partial(probe.write, point, here.node), early),
+        ("probed", read, early or len(plan.nodes) > 1),  # the leader may have read, and given the root away
+    ):
         with here.events.timed("probe"):
             wrong = missed
             if not (missed or trouble):
+                action = partial(probe.excusing, action) if is_users else action
                 wrong = tried(action, within_s=deadline_s, check=check)
             fault.see_that_all_lives(here, own_servers)
             try:

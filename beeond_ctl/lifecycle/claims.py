@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from beeond_ctl import listeners
 from beeond_ctl.errors import UserError
 from beeond_ctl.plan import BLOCK
 from beeond_ctl.state import run_dir
@@ -53,6 +54,11 @@ def claim_ports(root: str, job_id: int, blocks: Sequence[int]) -> list[int]:
                 path.write_text(str(job_id))
                 free.append(block)
     return free
+
+
+def taken(block: int) -> str:
+    """Which users have ports of `block`, which was free when it was claimed, to be told; empty if none is seen to."""
+    return listeners.strangers(range(block, block + BLOCK))
 
 
 def keep_ports(root: str, job_id: int, block: int) -> None:

@@ -6,6 +6,7 @@ fault, nor all of them because nobody can tell.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import aside, supervisor
 from beeond_ctl.errors import NodeError, PeerError
-from beeond_ctl.lifecycle import steps
+from beeond_ctl.lifecycle import probe, steps
 from beeond_ctl.slurm import fold_nodes
 
 if TYPE_CHECKING:
@@ -65,15 +66,20 @@ def _own_devices(here: Here) -> str:
 
 
 def _write(home: Path) -> None:
-    """A byte onto the device. `home` is root's alone. Raises OSError."""
+    """A byte onto the device. `home` is root's alone. Raises OSError, but not for one that is full: so it answers."""
     path = home / f".beeond-probe-{secrets.token_hex(8)}"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        os.unlink(path)
-        os.write(descriptor, b"x")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            os.unlink(path)
+            os.write(descriptor, b"x")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
 
 
 def combine(point: str) -> dict[str, Combine]:
@@ -99,9 +105,11 @@ def _verdict(
     themselves.
 
     A device may only be slow, so it counts where all servers are well. Who cannot mount, or gets no answer, is blamed
-    for that alone where that is not most: of a node that nobody reaches, it is the others that get no answer.
+    for that alone where that is not most: of a node that nobody reaches, it is the others that get no answer. What the
+    user may have done to the probes proves nothing against a node.
     """
     no_answer = {**wrong, **trouble}
+    proven = {node: text for node, text in no_answer.items() if not text.endswith(probe.PERHAPS_THE_USERS)}
     where, count = fold_nodes([node for node in own if node in no_answer]), len(own)
     for kind in ("servers", "devices"):
         guilty = {node: told[kind] for node, told in own.items() if told[kind]}
@@ -109,7 +117,7 @@ def _verdict(
             told = "; ".join(f"{node}: {text}" for node, text in guilty.items())
             return PeerError(f"{told}: {point} does not answer on {where}", tuple(guilty))
     for blamed, most, what in (
-        (trouble, count, "did not come up"), (no_answer, count - 1, "does not answer")
+        (trouble, count, "did not come up"), (proven, count - 1, "does not answer")
     ):  # fmt: skip
         if blamed and (count == 1 or 2 * len(blamed) <= most):
             node, text = next(iter(blamed.items()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LOCK_S: Final = 60.0
-"""How long Prolog and Epilog wait for a sweep that looks at their job: longer than Slurm's commands may take."""
+"""How long a Prolog waits for a sweep that looks at its job: longer than Slurm's commands may take."""
 REASONS_S: Final = 30.0
 """How long to wait for another process that changes the node's reason: longer than slurmctld mostly takes."""
 ACCOUNTS_S: Final = 5.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from beeond_ctl import hints
 from beeond_ctl import state as states
 from beeond_ctl.backends import Backend, Keys, get
-from beeond_ctl.errors import NodeError, RequestError
+from beeond_ctl.errors import NodeError, RequestError, one_line
 from beeond_ctl.events import EventLog
 from beeond_ctl.keys import Secrets, derive, name_of, read_secrets
 from beeond_ctl.plan import Job, Plan, make_plan
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from beeond_ctl.state import State
 
 _FOR_THE_USER: Final = frozenset(["ready", "staging-out", "retained"])
+_ONLY_END: Final = frozenset(["unmounting", "stopping"])
+"""Steps that end mounts and processes, and can be taken from any phase that the state may still say."""
 
 
 @dataclass
@@ -147,9 +149,14 @@ class Here:
         self.events.log(event, nodes=nodes, user=job.user, uid=job.uid, run=job.run_id)
 
     def enter(self, phase: str) -> None:
-        """Write down that the step of `phase` comes next."""
+        """Write down that the step of `phase` comes next. Raises NodeError where it must not be taken otherwise."""
         self.state.phase = phase
-        self.save()
+        try:
+            self.save()
+        except NodeError as error:
+            if phase not in _ONLY_END:
+                raise
+            self.events.log("not-saved", message=one_line(error))
         self.events.log("phase", phase=phase)
         if phase in _FOR_THE_USER:
             hints.write(self.config.paths.run, self.state.job.job_id, self.state.job.uid, self._hint())
@@ -171,7 +178,7 @@ class Here:
         return []
 
     def save(self) -> None:
-        """Write the state as it is now."""
+        """Write the state as it is now. Raises NodeError."""
         states.write(self.config.paths.run, self.state)
 
     @contextmanager

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import slurm
 from beeond_ctl import state as states
-from beeond_ctl.errors import BeeondError, JobGoneError, NodeError, PeerError, RequestError, one_line
+from beeond_ctl.errors import (
+    BeeondError,
+    EndedError,
+    JobGoneError,
+    NodeError,
+    PeerError,
+    RequestError,
+    one_line,
+)
+from beeond_ctl.lifecycle import asking as askings
 from beeond_ctl.lifecycle import guard, steps
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team, telling
@@ -61,7 +70,9 @@ def learn(here: Here) -> None:
                 raise problem
             kin = asking.state.kin
             mine = {"request": here.state.request, "kin": asdict(kin)} if kin and asking.leads else {}
-            told = steps.meet(asking, team, "shared", here.config.deadlines.meet, **mine)
+            # A guest's component has just been answered itself.
+            patience_s = askings.patience_s(here, leads=asking.leads or asked.join is not None)
+            told = steps.meet(asking, team, "shared", patience_s, **mine)
     except PeerError as error:
         # What guests did not do may be their user's mistake: none of their nodes is at fault for it.
         blamed = tuple(node for node in error.nodes if node in here.state.nodes)
@@ -76,8 +87,12 @@ def _of_host(here: Here, number: int) -> states.Kin:
     combine: dict[str, Combine] = {"components": lambda reports: reports[asking.node]}
     path, own = here.config.slurm.path, here.state.job.job_id
     with open_team(asking, "kin", combine=combine, handlers={}) as team, telling(team, asking):
-        found = [asdict(each) for each in slurm.components(path, own)] if asking.leads else []
-        told = steps.meet(asking, team, "components", here.config.deadlines.meet, found=found)["found"]
+        found = []
+        if asking.leads:
+            components = askings.answered(here, lambda: slurm.components(path, own), check=team.check)
+            found = [asdict(each) for each in components]
+        patience_s = askings.patience_s(here, leads=asking.leads)
+        told = steps.meet(asking, team, "components", patience_s, found=found)["found"]
     components = [slurm.Component(**each) for each in told]
     host = _chosen(components, [number], f"join={number}", own)[0]
     job = replace(here.state.job, job_id=host.job_id, restart=host.restart)
@@ -91,7 +106,7 @@ def _with_guests(here: Here, share: str) -> tuple[Here, BeeondError | None]:
     if not alone(here).leads:
         return alone(here), None
     try:
-        components = slurm.components(here.config.slurm.path, job.job_id)
+        components = askings.answered(here, lambda: slurm.components(here.config.slurm.path, job.job_id))
         guests = tuple(
             (each.number, each.job_id, slurm.expand_nodes(each.nodes))
             for each in _chosen(components, _numbers(share), f"share={share}", job.job_id)
@@ -155,6 +170,8 @@ def _who_may_write(here: Here, deadline: float, *, strict: bool) -> str:
             if not living:
                 return _lost(here, guests) if strict else ""
             text = f"the guests may still write: {text}"
+        except EndedError:
+            raise
         except NodeError as error:
             text = f"it cannot be told whether the guests have ended: {one_line(error)}"
         if time.monotonic() > deadline:

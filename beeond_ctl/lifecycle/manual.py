@@ -20,9 +20,9 @@ from beeond_ctl import slurm
 from beeond_ctl import state as states
 from beeond_ctl.errors import NodeError, PeerError, UsageError, one_line
 from beeond_ctl.launch import all_done, fold, on_nodes
-from beeond_ctl.lifecycle import bringup, guard, steps, teardown
+from beeond_ctl.lifecycle import bringup, guard, own, steps, teardown
 from beeond_ctl.lifecycle.here import Here
-from beeond_ctl.plan import FIRST_OWN_ID, Job, make_plan
+from beeond_ctl.plan import FIRST_OWN_ID, LAST_OWN_ID, Job, make_plan
 from beeond_ctl.request import encode, needs_scheduler
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from beeond_ctl.launch import Launcher
     from beeond_ctl.request import Request
 
-_LAST_OWN_ID: Final = 2_000_000_000
 _LONGEST_S: Final = 7 * 86400.0
 """Copying has its own deadline for standing still."""
 
@@ -68,7 +67,7 @@ def up(
         known = pwd.getpwnam(user)
     except KeyError:
         raise UsageError(f"--user: {user} is not known here; name a user of all these nodes") from None
-    run_id = FIRST_OWN_ID + secrets.randbelow(_LAST_OWN_ID - FIRST_OWN_ID)
+    run_id = FIRST_OWN_ID + secrets.randbelow(LAST_OWN_ID - FIRST_OWN_ID + 1)
     job = Job(run_id, known.pw_uid, known.pw_gid, user)
     plan = make_plan(config, asked, job, tuple(nodes))
     order = {
@@ -163,7 +162,7 @@ def down_here(config: SiteConfig, run_id: int) -> None:
 
     Raises RetainedError when the data was kept, NodeError when something could not be removed.
     """
-    if run_id < FIRST_OWN_ID:
+    if not own.without_slurm(config, run_id):
         raise UsageError(
             f"{run_id} is a job of Slurm's, whose Epilog takes its instance down; see also `recover`"
         )
@@ -171,7 +170,7 @@ def down_here(config: SiteConfig, run_id: int) -> None:
         state = states.read(config.paths.run, run_id)
         if state is None:
             return
-        here = Here(configuration.SiteConfig.model_validate(state.config), state)
+        here = Here(configuration.recorded(state.config, state.job.job_id), state)
         here.events.log("down")
         with (
             guard.accounted(config, here.node, run_id, ends=True),
@@ -185,7 +184,7 @@ def _order(word: str) -> dict[str, Any]:
     order: Any = None
     with suppress(ValueError):
         order = json.loads(base64.urlsafe_b64decode(word))
-    if not isinstance(order, dict) or not FIRST_OWN_ID <= order.get("id", 0) < _LAST_OWN_ID:
+    if not isinstance(order, dict) or not FIRST_OWN_ID <= order.get("id", 0) <= LAST_OWN_ID:
         raise UsageError("--here is for `beeond-ctl up` itself; leave it out")
     return order
 

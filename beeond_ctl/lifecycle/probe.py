@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import libc, mounts
 from beeond_ctl.aside import tried
-from beeond_ctl.errors import NodeError
+from beeond_ctl.errors import NodeError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MARK: Final = "mark"
+
+PERHAPS_THE_USERS: Final = "; a process of the job's user may have done that"
+"""How what went wrong with a probe ends where it proves nothing against any node."""
+_BY_USERS: Final = frozenset(
+    [
+        errno.EAGAIN, errno.EDQUOT, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR,
+        errno.ENOTEMPTY, errno.ENXIO, errno.ESTALE,
+    ]
+)  # fmt: skip
+"""What who owns a directory can bring about for root in it; no server that is lost, nor a device, says so."""
 
 
 def within(deadline_s: float, what: str, action: Callable[[], None]) -> None:
@@ -47,6 +57,19 @@ def _opened_mount(point: Path) -> Iterator[int]:
         if mounts.mount_at(str(point)) is None:
             raise OSError(errno.ENOTCONN, "nothing is mounted", str(point))
         yield top
+
+
+def excusing(action: Callable[[], None]) -> None:
+    """Do `action` where the user may be at work, too.
+
+    Raises NodeError that ends with `PERHAPS_THE_USERS` for what the user can bring about, else what `action` does.
+    """
+    try:
+        action()
+    except OSError as error:
+        if error.errno in _BY_USERS:
+            raise NodeError(f"{one_line(error)}{PERHAPS_THE_USERS}") from error
+        raise
 
 
 def write(point: Path, node: str) -> None:
@@ -74,6 +97,7 @@ def check(point: Path, node: str) -> None:
             if found != node or os.fstat(directory).st_uid != 0:
                 raise NodeError(
                     f"{point}: what {node} wrote reads {found!r} here; the file system is not one"
+                    f"{PERHAPS_THE_USERS}"
                 )
             os.unlink(_MARK, dir_fd=directory)
         os.rmdir(name, dir_fd=top)

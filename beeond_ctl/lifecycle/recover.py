@@ -5,23 +5,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from beeond_ctl import config as configuration
 from beeond_ctl import events, slurm, storage
 from beeond_ctl import state as states
-from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import BeeondError, NodeError, UsageError, one_line
 from beeond_ctl.launch import all_done, on_nodes
-from beeond_ctl.lifecycle import claims, guard, steps, teardown
+from beeond_ctl.lifecycle import claims, guard, own, proof, steps, teardown
 from beeond_ctl.lifecycle.here import Here
-from beeond_ctl.plan import FIRST_OWN_ID, port_blocks
+from beeond_ctl.plan import port_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from beeond_ctl.config import SiteConfig
     from beeond_ctl.lifecycle.team import Team
 
 
@@ -36,13 +39,14 @@ def everywhere(
     yield f"job {job_id}: recovering on {slurm.fold_nodes(nodes)}"
     deadline_s = config.deadlines.meet + 7 * 86400  # the copying has its own deadline for standing still
     words = ["beeond-ctl", "recover", str(job_id)]
-    # The leader writes the proof down before it tells the others, and may have died in between.
+    # Each node writes the proof down before it acts on it, and others may not have learnt of it.
     asked = on_nodes(nodes, [*words, "--ask"], timeout_s=config.deadlines.meet)
-    proof = rf"{job_id}\.[0-9]+\.[0-9a-f]+"
-    proved = {word for answer in asked for word in answer.output.split() if re.fullmatch(proof, word)}
+    form = rf"{job_id}\.[0-9]+\.[0-9a-f]+"
+    proved = {word for answer in asked for word in answer.output.split() if re.fullmatch(form, word)}
     how = ["--discard"] if discard else [word for each in sorted(proved) for word in ("--proved", each)]
     how += [] if owner is None else ["--owner", str(owner)]
-    answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s)
+    # All at once: each waits for all others.
+    answers = on_nodes(nodes, [*words, "--here", *how], timeout_s=deadline_s, fanout=len(nodes))
     yield from all_done(answers, f"job {job_id} is not finished")
 
 
@@ -74,7 +78,7 @@ def alive(config: SiteConfig, job_id: int) -> str:
 
     Raises NodeError when Slurm, who alone knows, does not answer.
     """
-    if job_id >= FIRST_OWN_ID:
+    if own.without_slurm(config, job_id):
         return "in use until `beeond-ctl down`"  # an instance without Slurm
     found, _ = slurm.state_and_nodes(config.slurm.path, job_id)
     return found if found in slurm.ALIVE else ""
@@ -96,40 +100,57 @@ def on_this_node(
             running = alive(config, job_id) if state is not None or recorded(config, job_id) else ""
             if running:
                 raise NodeError(f"job {job_id} is not over ({running}); there is nothing to recover yet")
-        state = state or rebuild(config, job_id)
+        fresh = state is None
+        state = state or rebuilt(config, job_id)
         if state is None:
             sys.stdout.write(f"nothing left of job {job_id}\n")
+            if owner is None:  # whose job it was is not known any more
+                asks = rf"beeond-ctl recover {job_id}( --nodes \S+)?$|another beeond-ctl works on it"
+                _resume(config, slurm.node_name(os.environ), job_id, asks)
             return
-        here = Here(SiteConfig.model_validate(state.config), state)
-        here.events.log("recover", discard=discard, proved=list(proved))
+        here = Here(configuration.recorded(state.config, job_id), state)
+        lost = storage.absent(here.first_plan) if here.serves and (here.owed or discard) else []
+        # Written down below, so that a wipe that is cut off is not taken for kept data.
+        state.proved = state.proved or (bool(state.attempt) and proof.name(state) in proved)
+        state.given_up = state.given_up or discard
+        state.secret = ""  # all is started anew, with the secret that the leader has now
+        if fresh:
+            states.create(config.paths.run, state)
+            if here.owed and state.rebooted:
+                here.events.log("rebooted", nodes=[here.node])
+        here.events.log("recover", discard=discard, proved=list(proved), lost=lost)
         with (
             guard.accounted(config, here.node, job_id, ends=True),
             guard.draining(config, here.node, job_id),
             here.events.timed("recovery"),
             guard.interruptible(),
         ):
-            # Written down, so that a wipe that is cut off is not taken for kept data.
-            state.proved = state.proved or (bool(state.attempt) and _named(state) in proved)
-            state.given_up = state.given_up or discard
-            state.secret = ""  # all is started anew, with the secret that the leader has now
             here.save()
+            text = "wiped, data given up" if discard else "staged out, verified and wiped"
             if not here.owed or not here.serves:  # a node that only mounted has nothing to give
-                steps.remove_instance(here)
+                steps.remove_instance(here, lost=lost)
                 steps.forget(here)
             else:
                 teardown.end(here, "recover", prepare=_restart)
-        sys.stdout.write(("wiped, data given up" if discard else "staged out, verified and wiped") + "\n")
-        _resume(config, here, job_id)
+                if state.rebooted:
+                    text += "; this node was rebooted before, and what had not reached its devices by then is lost"
+        sys.stdout.write(text + (f"; not there, so not wiped: {', '.join(lost)}" if lost else "") + "\n")
+        _resume(config, here.node, job_id, "")
 
 
-def rebuild(config: SiteConfig, job_id: int) -> states.State | None:
-    """The state as the records on the devices tell it, written down: `/run` is empty after a reboot."""
+def rebuilt(config: SiteConfig, job_id: int) -> states.State | None:
+    """The state as the records on the devices tell it, not yet written down: `/run` is empty after a reboot."""
     records = recorded(config, job_id)
-    if not records:
-        return None
-    state = state_of(records)
-    states.create(config.paths.run, state)
-    return state
+    return state_of(records) if records else None
+
+
+def see_that_nothing_is_lost(here: Here, lost: Sequence[str]) -> None:
+    """Data of which a part is not there is not recovered. Raises NodeError if it is owed, and `lost` names any home."""
+    if lost and here.owed:
+        raise NodeError(
+            f"job {here.state.job.job_id}: {', '.join(lost)} is not there; mount its device, or give the data up with "
+            "recover --discard"
+        )
 
 
 def _owners(config: SiteConfig, job_id: int, state: states.State | None) -> set[int]:
@@ -146,27 +167,29 @@ def recorded(config: SiteConfig, job_id: int) -> list[storage.Record]:
 def state_of(records: Sequence[storage.Record]) -> states.State:
     """The state that a job's records on this node's devices stand for.
 
-    What was being wiped was proved, or given up. The configuration is the one of the record: today's may name other
-    devices, or another file system. Raises NodeError when the records are not of one run.
+    What was being wiped was proved, or given up; of what was being prepared nothing has run. Either holds for all of
+    the node's targets, those too that are not there. The configuration is the one of the record: today's may name other
+    devices, or another file system. Raises NodeError when the records are not of one run, or not in their places.
     """
     record = records[0]
     if {other.instance for other in records} != {record.instance}:
         raise NodeError(
             f"job {record.job_id}: its devices hold different runs; look at them before anything is wiped"
         )
-    made_with = SiteConfig.model_validate(record.config)
-    known = [other.home for other in records]
+    made_with = configuration.recorded(record.config, record.job_id)
     state = states.State(
         job=record.job, nodes=record.nodes, node=record.node, request=record.request, block=record.block,
-        config=record.config, phase="retained", ran=all(other.phase != "wiping" for other in records),
+        config=record.config, phase="retained",
+        ran=all(other.phase not in {"preparing", "wiping"} for other in records),
         names=record.names, attempt=record.attempt,
+        rebooted=any(other.rebooted or other.phase == "live" for other in records),
         mount=f"{made_with.mount.root}/{record.job_id}",  # no other job's; a chosen one may be another's by now
     )  # fmt: skip
-    wanted = [target.home for target in Here(made_with, state).first_plan.targets]
-    if state.ran and sorted(known) != sorted(wanted):
-        missing = ", ".join(sorted(set(wanted) - set(known)))
+    wanted = {target.home for target in Here(made_with, state).first_plan.targets}
+    if elsewhere := sorted({other.home for other in records} - wanted):
         raise NodeError(
-            f"job {record.job_id}: {missing} is not there; mount its device, or give the data up by hand"
+            f"job {record.job_id}: {', '.join(elsewhere)} was made at another place, one of "
+            f"{', '.join(sorted(wanted))}; mount its device there"
         )
     return state
 
@@ -181,19 +204,17 @@ def proofs(config: SiteConfig, job_id: int) -> list[str]:
         for event in events.read(config.paths.log, job_id)
         if event.get("event") == "proved" and event.get("run") and event.get("attempt")
     }
-    state = states.read(config.paths.run, job_id)
-    if state is not None and state.proved and state.attempt:
-        found.add(_named(state))
+    found.update(proof.in_memory(config, job_id))
+    with suppress(NodeError):  # what cannot be read is told by who needs it
+        state = states.read(config.paths.run, job_id)
+        if state is not None and state.proved and state.attempt:
+            found.add(proof.name(state))
     return sorted(found)
-
-
-def _named(state: states.State) -> str:
-    """How a proof names the last stage-out that this node had a part in."""
-    return f"{state.job.run_id}.{state.attempt}"
 
 
 def _restart(here: Here, team: Team) -> None:
     """Bring a retained instance up again as it was, for root's eyes only but for the copying."""
+    see_that_nothing_is_lost(here, storage.absent(here.plan))
     steps.unmount(here)
     steps.stop(here, keep=True)
     storage.attach(here.plan, deadline_s=here.config.deadlines.start)
@@ -207,13 +228,19 @@ def _restart(here: Here, team: Team) -> None:
     here.enter("staging-out")
 
 
-def _resume(config: SiteConfig, here: Here, job_id: int) -> None:
-    """Return the node to service if it was out of it for this job alone."""
+def _resume(config: SiteConfig, node: str, job_id: int, asks: str) -> None:
+    """Return the node to service if it was out of it for this job alone.
+
+    Only those of its reasons count in which the pattern `asks` is found: a broken device is not mended by recovery.
+    """
     if not config.slurm.resume_after_recover:
         return
+    prefix = guard.drain_prefix(job_id)
     try:
         with guard.changing_reasons(config):
-            slurm.undrain(config.slurm.path, here.node, guard.drain_prefix(job_id))
+            for part in slurm.reasons(config.slurm.path, node):
+                if part.startswith(prefix) and re.search(asks, part):
+                    slurm.undrain(config.slurm.path, node, part)
     except BeeondError as error:
-        name = here.node or socket.gethostname()
+        name = node or socket.gethostname()
         sys.stdout.write(f"{name} is clean but not back in service: {one_line(error)}\n")

@@ -109,5 +109,6 @@ def forget(config: SiteConfig) -> bool:
 
 
 def _write(path: Path, what: Secrets) -> None:
+    """Replace the file in one step, on the disk too: after a power cut it is the old or the new one."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    states.write_atomically(path, format_secrets(what).decode(), mode=0o600)
+    states.write_atomically(path, format_secrets(what).decode(), mode=0o600, durable=True)

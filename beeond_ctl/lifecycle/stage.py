@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import flushes, slurm
 from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
-from beeond_ctl.lifecycle import steps
+from beeond_ctl.lifecycle import proof, steps
 from beeond_ctl.request import printable
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class Stage:
         damage = told["damage"]
         if damage:
             raise RetainedError(f"the file system broke while it was copied: {damage}")
+        if not here.leads:
+            with suppress(NodeError):  # has been told; the leader has it
+                proof.keep(here)
         here.state.proved = True
         here.save()
 
@@ -98,10 +101,9 @@ class Stage:
         )
         if not damage:
             # Before anyone learns of it and wipes: the others' proof is this record.
+            proof.keep(self._here)
             self._here.state.proved = True
             self._here.save()
-            state = self._here.state
-            self._here.events.log("proved", run=state.job.run_id, attempt=state.attempt)
         return {"damage": damage}
 
     def _transfer(self, team: Team, index: int, transfer: Transfer) -> dict[str, Any]:
@@ -169,11 +171,16 @@ class Stage:
 
         top = os.fsencode(self._here.plan.mount_point) + b"/"
         source, destination = os.fsencode(transfer.source), os.fsencode(transfer.destination)
+        base = top if self._inward else b""
+        every = self._here.transfers(inward=self._inward)
+        others = tuple(base + os.fsencode(each.destination) for each in every if each != transfer)
         if self._inward:
-            return Job(source, top + destination, transfer.flags, durable=False, all_or_nothing=True)
+            return Job(
+                source, top + destination, transfer.flags, durable=False, all_or_nothing=True, others=others
+            )
         return Job(
             top + source, destination, transfer.flags,
-            flushes=top + os.fsencode(flushes.NAME), alone=True, outside=top[:-1],
+            flushes=top + os.fsencode(flushes.NAME), alone=True, outside=top[:-1], others=others,
         )  # fmt: skip
 
     # --- on the leader --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from beeond_ctl import hints, mounts, storage, supervisor
+from beeond_ctl import hints, logs, mounts, storage, supervisor
 from beeond_ctl.errors import BeeondError, EndedError, NodeError, PeerError, one_line
 from beeond_ctl.lifecycle import claims
 from beeond_ctl.lifecycle.team import open_team
@@ -64,16 +64,20 @@ def _known_names(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return next((report["names"] for report in reports.values() if report["names"]), {})
 
 
-def agree_on_ports(here: Here, team: Team, free: list[int], names: dict[str, Any]) -> None:
-    """Meet at `prepared`; take the port block, the names and the secret that the leader tells. Raises NodeError."""
+def agree_on_ports(
+    here: Here, team: Team, free: list[int], names: dict[str, Any], *, wait_s: float = 0
+) -> None:
+    """Meet at `prepared`; take the port block, the names and the secret that the leader tells.
+
+    Waits for `wait_s` seconds, or `deadlines.meet`. Raises NodeError, PeerError.
+    """
     search_path = here.config.backend.path
     found = None  # a node that only mounts need not have the servers' programs, and takes the leader's word
     if here.serves:
         found = here.backend.edition(here.config, lambda name: supervisor.find_program(name, search_path))
         here.state.edition = found
-    answer = meet(
-        here, team, "prepared", here.config.deadlines.meet, free=free, names=names, edition=found
-    )  # fmt: skip
+    wait_s = wait_s or here.config.deadlines.meet
+    answer = meet(here, team, "prepared", wait_s, free=free, names=names, edition=found)
     if answer["block"] is None:
         raise PeerError(
             f"no block of 16 ports out of {here.config.network.ports} is free on all nodes; widen network.ports "
@@ -267,6 +271,9 @@ def start(here: Here, services: Sequence[Service], *, check: Callable[[], object
 def launch(here: Here, services: Sequence[Service]) -> list[tuple[Service, supervisor.Process]]:
     """Start `services`, which need not be ready yet. Raises NodeError."""
 
+    if services:
+        logs.make(here.run_dir / "logs")
+
     def record(process: supervisor.Process) -> None:
         here.state.processes[process.name] = (process.pid, process.start_time)
         here.save()
@@ -336,14 +343,14 @@ def roll_back(here: Here) -> None:
     remove_instance(here)
 
 
-def remove_instance(here: Here) -> None:
+def remove_instance(here: Here, *, lost: Sequence[str] = ()) -> None:
     """Remove whatever there is of the instance on this node, its data too. A no-op where there is nothing.
 
-    Raises NodeError naming what could not be removed.
+    `lost`: homes that are not there, and are given up. Raises NodeError naming what could not be removed.
     """
     unmount(here)
     stop(here, keep=False)
-    wipe(here)
+    wipe(here, lost=lost)
 
 
 def unmount(here: Here) -> None:
@@ -355,7 +362,7 @@ def unmount(here: Here) -> None:
     with here.step("unmounting") as extra:
         _see_that_it_is_managed(here, point)
         try:
-            killed = mounts.unmount(point, deadline_s=here.config.deadlines.stop)
+            killed = mounts.unmount(point, deadline_s=here.config.deadlines.stop, uid=here.state.job.uid)
         except NodeError:
             with suppress(NodeError):  # it is detached
                 mounts.remove_point(point)
@@ -394,14 +401,15 @@ def stop(here: Here, *, keep: bool) -> None:
         here.state.processes = {}
 
 
-def wipe(here: Here) -> None:
-    """Remove the data and prove that it is gone. Raises NodeError."""
+def wipe(here: Here, *, lost: Sequence[str] = ()) -> None:
+    """Remove the data and prove that it is gone, but for homes that are `lost`. Raises NodeError."""
     with here.step("wiping") as extra:
         if here.serves:
             receipts = storage.wipe(
                 here.plan,
                 here.config.storage.wipe,
                 deadline_s=here.config.deadlines.wipe,
+                lost=lost,
                 leave=not here.state.ran,  # kept data of an earlier run of the job is why this one came to nothing
             )
             extra["receipts"] = [receipt.as_dict() for receipt in receipts]
@@ -412,4 +420,5 @@ def forget(here: Here) -> None:
     """Remove the run directory: the node is clean."""
     here.events.log("clean")
     hints.remove(here.config.paths.run, here.state.job.job_id)
+    logs.remove(here.run_dir / "logs")
     shutil.rmtree(here.run_dir)

@@ -17,16 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from beeond_ctl import hints, mounts, slurm, storage, supervisor
+from beeond_ctl import config as configuration
+from beeond_ctl import hints, logs, mounts, slurm, storage, supervisor
 from beeond_ctl import state as states
-from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import BeeondError, NodeError, RetainedError, one_line
-from beeond_ctl.lifecycle import claims, guard, recover, steps, teardown
+from beeond_ctl.lifecycle import claims, guard, proof, recover, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from beeond_ctl.config import SiteConfig
     from beeond_ctl.state import State
 
 VERDICTS: Final = ("live", "kept", "expired", "removed", "later", "unknown", "stuck")
@@ -152,12 +153,12 @@ def _job(run: _Sweep, job_id: int, what: str) -> Leftover | None:
         return None  # its own Epilog was quicker
     if state is None and not any(record.phase == "retained" for record in records):
         state = recover.state_of(records)
-        return _dead(run, Here(SiteConfig.model_validate(state.config), state), what, fresh=True)
+        return _dead(run, Here(configuration.recorded(state.config, job_id), state), what, fresh=True)
     if state is None or state.phase == "retained":
         return _retained(run, job_id, what, state, records)
     if _alive(run, job_id):
         return Leftover(what, "live", state.phase)
-    return _dead(run, Here(SiteConfig.model_validate(state.config), state), what, fresh=False)
+    return _dead(run, Here(configuration.recorded(state.config, job_id), state), what, fresh=False)
 
 
 def _without_state(run: _Sweep, job_id: int, what: str) -> Leftover | None:
@@ -170,19 +171,33 @@ def _without_state(run: _Sweep, job_id: int, what: str) -> Leftover | None:
         return Leftover(what, "live", f"{directory} has no state")
     if run.dry_run:
         return Leftover(what, "removed", str(directory))
+    _end_those_of(run, directory)
+    logs.remove(directory / "logs")  # whoever still has one open may go on
     mounts.unmount(str(directory), deadline_s=_deadline_s(run, run.config.deadlines.stop))
     shutil.rmtree(directory)
     return None
 
 
+def _end_those_of(run: _Sweep, directory: Path) -> None:
+    """End processes of an instance whose state is gone from `directory`, where their logs are. Raises NodeError."""
+    known = {state.token for state in states.read_all(run.config.paths.run)}
+    for token, processes in supervisor.marked().items():
+        if token not in known and any(supervisor.uses(process, directory) for process in processes):
+            supervisor.stop(processes, token=token, timeout_s=_deadline_s(run, run.config.deadlines.stop))
+
+
 def _dead(run: _Sweep, here: Here, what: str, *, fresh: bool) -> Leftover:
     """Remove what a dead job left, or keep what is owed. Raises RetainedError, NodeError."""
-    phase, keep = here.state.phase, here.owed
+    phase, keep = here.state.phase, here.owed and here.serves
+    if keep and fresh:
+        recover.see_that_nothing_is_lost(here, storage.absent(here.first_plan))
     if run.dry_run:
         return Leftover(what, "kept" if keep else "removed", f"left in phase {phase}")
     if fresh:
         states.create(run.config.paths.run, here.state)
     here.events.log("sweep", phase=phase)
+    if keep and here.state.rebooted:
+        here.events.log("rebooted", nodes=[here.node])
     _hurry(run, here)
     with guard.accounted(run.config, here.node, here.state.job.job_id, ends=True):
         if keep:
@@ -212,9 +227,11 @@ def _retained(
         when = f"given up by a sweep in {math.ceil(left_s / 60)} minutes or later"
         return Leftover(what, "expired", f"{days}: {when}; {text}")
     if not run.dry_run:
-        state = state or recover.rebuild(run.config, job_id)
-        assert state is not None  # noqa: S101 - there is a record
-        here = Here(SiteConfig.model_validate(state.config), state)
+        fresh = state is None
+        state = state or recover.state_of(records)
+        here = Here(configuration.recorded(state.config, job_id), state)
+        if fresh:
+            states.create(run.config.paths.run, state)
         here.events.log("sweep", phase=state.phase, expired=days)
         _hurry(run, here)
         state.given_up = True
@@ -347,19 +364,23 @@ def _claims(run: _Sweep) -> list[str]:
 
 def _old_logs(run: _Sweep, jobs: set[int]) -> Iterator[Leftover]:
     """Event logs past their age, but for those of jobs that are still here: `recover` reads the proof in them."""
-    oldest, count = time.time() - run.config.sweep.log_days * _DAY_S, 0
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(Path(run.config.paths.log) / "jobs"):
-            name = entry.name.removesuffix(".jsonl")
-            if not name.isdigit() or name == entry.name or int(name) in jobs:
-                continue
-            if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                count += 1
-                if not run.dry_run:
-                    os.unlink(entry.path)
-    if count:
-        text = f"{count} older than {run.config.sweep.log_days:g} days"
-        yield Leftover(f"event logs in {run.config.paths.log}/jobs", "removed", text)
+    for what, directory, suffix in (
+        ("event logs", f"{run.config.paths.log}/jobs", ".jsonl"),
+        ("proofs", f"{run.config.paths.run}/{proof.IN_MEMORY}", ""),
+    ):
+        oldest, count = time.time() - run.config.sweep.log_days * _DAY_S, 0
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(directory):
+                name = entry.name.removesuffix(suffix)
+                if not name.isdigit() or name + suffix != entry.name or int(name) in jobs:
+                    continue
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    count += 1
+                    if not run.dry_run:
+                        os.unlink(entry.path)
+        if count:
+            text = f"{count} older than {run.config.sweep.log_days:g} days"
+            yield Leftover(f"{what} in {directory}", "removed", text)
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------

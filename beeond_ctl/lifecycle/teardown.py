@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shlex
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import config as configuration
 from beeond_ctl import mounts, slurm, storage
 from beeond_ctl import state as states
+from beeond_ctl.aside import tried
 from beeond_ctl.errors import BeeondError, ConfigError, NodeError, PeerError, RetainedError, one_line
+from beeond_ctl.events import EventLog
 from beeond_ctl.lifecycle import claims, guard, kin, probe, stage, steps, tell, watch
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.team import open_team
@@ -19,6 +22,7 @@ from beeond_ctl.request import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from beeond_ctl.lifecycle.team import Team
 
@@ -35,20 +39,40 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
     with (
         guard.accounted(config, node, job_id, ends=True),
         guard.draining(config, node, job_id),
-        states.locked(config.paths.run, job_id, "try again", wait_s=guard.LOCK_S),
+        ExitStack() as stack,
     ):
-        state = states.read(config.paths.run, job_id)
-        if state is None:
-            return 0
-        here = Here(configuration.SiteConfig.model_validate(state.config), state)
+        try:
+            stack.enter_context(_lock(config, node, job_id))
+            state = states.read(config.paths.run, job_id)
+            if state is None or slurm.is_of_another(environ, state.job, state.node):
+                return 0
+            here = Here(configuration.recorded(state.config, job_id), state)
+        except NodeError as error:  # what is owed is not known; slurm_bb_data_out looks for what comes first
+            raise NodeError(f"{slurm.UNPROVED}{one_line(error)}") from error
         here.events.log("epilog")
-        if (
-            state.phase == "retained"
-        ):  # by a sweep after a reboot: it says so already, and recover does the rest
-            raise RetainedError(f"data kept ({state.reason}); {recovery(job_id, state.nodes)}")
+        if state.phase == "retained":
+            # By a sweep, or another Epilog. The very words that it had, which do not come twice in one reason.
+            raise RetainedError(
+                f"data kept, stage-out is not proved ({state.reason}); {recovery(job_id, state.nodes)}"
+            )
         with here.events.timed("tear-down"), guard.interruptible():
             end(here, "epilog", prepare=revive)
     return 0
+
+
+def _lock(config: configuration.SiteConfig, node: str, job_id: int) -> AbstractContextManager[None]:
+    """The job's lock, waited for as long as its holder does something.
+
+    That may be the Epilog of a slurmd that was restarted: as long as it copies, Slurm may not take the job for over.
+    """
+    return states.locked(
+        config.paths.run,
+        job_id,
+        "try again",
+        wait_s=math.inf,
+        hung_s=config.deadlines.stall,
+        tell=lambda who: EventLog(config.paths.log, job_id, node).log("waiting", message=who),
+    )
 
 
 def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> None:
@@ -70,15 +94,35 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
         if unwritten:  # the component that serves sees by this node's reason that it may not wipe
             raise NodeError(unwritten)
         return
+    try:
+        _end_together(here, purpose, prepare)
+    except NodeError as error:
+        if not here.owed or here.state.proved:
+            raise
+        job_id, nodes = (
+            here.state.job.job_id,
+            here.state.nodes,
+        )  # slurm_bb_data_out looks for what comes first
+        raise NodeError(f"{slurm.UNPROVED}{one_line(error)}; {recovery(job_id, nodes)}") from error
+
+
+def _end_together(here: Here, purpose: str, prepare: Callable[[Here, Team], None]) -> None:
+    """`end`, of a node that the job may have run on, with all others that serve."""
     owed = here.owed
     staging = stage.Stage(here, inward=False, trust_missing=purpose != "recover")
     combine = {"ending": _ending, **kin.combine(here), **steps.combine(here), **staging.combine}
     problem: BeeondError | None = None
+    own = ""
     with open_team(here, purpose, combine=combine, handlers=staging.handlers) as team:
         try:
             usable = here.state.phase != "failed"
             hurry = bool(here.request.stage_out) and purpose == "epilog" and _is_given_up(here)
-            told = steps.meet(here, team, "ending", here.config.deadlines.meet, ran=usable, hurry=hurry)
+            told = steps.meet(
+                here, team, "ending", here.config.deadlines.meet,
+                ran=usable, hurry=hurry, rebooted=here.state.rebooted,
+            )  # fmt: skip
+            if here.leads and told["rebooted"]:
+                here.events.log("rebooted", nodes=told["rebooted"])
             if told["hurry"] and owed:
                 here.state.given_up = True
                 here.save()
@@ -102,21 +146,23 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
             text = one_line(error)
             problem = RetainedError(text if isinstance(error, RetainedError) else f"{here.node}: {text}")
             if not isinstance(error, RetainedError):
+                own = text
                 team.fail(text, user_fault=False)
-        keep = owed and not here.state.proved
+        unproved = owed and not here.state.proved
+        keep = unproved and here.serves  # who only mounts has nothing to keep
         stuck = _unmount(here)
         with suppress(PeerError):  # whoever does not come is not waited for twice
             steps.meet(here, team, "unmounted", here.config.deadlines.stop)
     why = one_line(problem) if problem else "stage-out ended without a proof"
     why += f"; {stuck}" if stuck else ""
-    with tell.telling(here, _told(here, why if keep else "") if owed else ""):
+    with tell.telling(here, _told(here, why if unproved else "") if owed else ""):
         steps.stop(here, keep=keep)
         if keep:
             retain(here, why)
         steps.wipe(here)
     steps.forget(here)
-    if stuck:
-        raise NodeError(stuck)
+    if stuck or (unproved and own):
+        raise NodeError(stuck or own)
 
 
 def _unmount(here: Here) -> str:
@@ -137,7 +183,8 @@ def _told(here: Here, why: str) -> str:
 
 def _ending(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The leader's answer to all whose job has ended: what they said together, and a new name for this stage-out."""
-    return {**_all_ran(reports), "attempt": secrets.token_hex(8)}
+    rebooted = [node for node, report in reports.items() if report.get("rebooted")]  # not of a version before
+    return {**_all_ran(reports), "rebooted": rebooted, "attempt": secrets.token_hex(8)}
 
 
 def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -199,7 +246,9 @@ def _see_that_it_is_whole(here: Here, team: Team) -> None:
     point, deadline_s = Path(here.plan.mount_point), here.config.deadlines.start
     with here.events.timed("whole") as extra:
         # A user's own mounts have lost their servers with the job, and would hide data or fail the copying.
-        if covered := mounts.uncover(str(point), deadline_s=here.config.deadlines.stop):
+        if covered := mounts.uncover(
+            str(point), deadline_s=here.config.deadlines.stop, uid=here.state.job.uid
+        ):
             extra["unmounted"] = [printable(text) for text in covered]
         probe.within(deadline_s, f"{point} does not answer", lambda: probe.insist(point, deadline_s))
     if len(here.plan.nodes) > 1:
@@ -233,7 +282,10 @@ def retain(here: Here, why: str) -> None:
     job_id = here.state.job.job_id
     if here.serves:
         storage.detach(here.plan, deadline_s=here.config.deadlines.stop)
-    storage.set_phase(here.plan, "retained")
+        # What is said to be kept survives a power cut from then on.
+        if trouble := tried(lambda: storage.sync(here.plan), within_s=here.config.deadlines.wipe):
+            why += f"; {here.node}: its data is not written out: {trouble}"
+    storage.set_phase(here.plan, "retained", rebooted=here.state.rebooted)
     claims.release(here.config.paths.run, job_id)
     here.state.reason = why
     here.enter("retained")

@@ -46,7 +46,7 @@ def telling(here: Here, text: str) -> Iterator[None]:
 
 def staged_out(here: Here) -> str:
     """What came of a stage-out that is proved."""
-    found = events.read(here.config.paths.log, here.state.job.job_id)
+    found = _of_this_run(events.read(here.config.paths.log, here.state.job.job_id))
     done = [each for each in found if each.get("event") == "step" and not each.get("failed")]
     before = _sum([each for each in done if each["step"] == "stage-in"])
     out = [each for each in done if each["step"] == "stage-out"][-len(here.request.stage_out) :]
@@ -60,12 +60,26 @@ def staged_out(here: Here) -> str:
         parts.append(
             "a server of the file system HAD DIED during the job, and what was written after that failed"
         )
+    rebooted = sorted(
+        {node for each in earlier if each.get("event") == "rebooted" for node in each.get("nodes", ())}
+    )
+    if rebooted:
+        parts.append(
+            f"{slurm.fold_nodes(rebooted)} WAS REBOOTED before, and what had not reached its devices by then IS LOST: "
+            "files may be shorter than they were, or older"
+        )
     return "; ".join(parts)
+
+
+def _of_this_run(logged: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """What was logged since the job last began: Slurm uses ids again, and a requeued job keeps its own."""
+    begun = [number for number, event in enumerate(logged) if event.get("event") in {"prolog", "up"}]
+    return logged[begun[-1] :] if begun else logged
 
 
 def kept(here: Here, why: str, recovery: str) -> str:
     """That the data was not staged out, but kept."""
-    nodes = slurm.fold_nodes(here.state.nodes)
+    nodes = slurm.fold_nodes(here.first_plan.servers)
     return f"stage-out is NOT complete ({why}); your data is kept on {nodes}. For your admin: {recovery}"
 
 

@@ -259,6 +259,22 @@ def test_uninstall_refuses_as_long_as_an_instance_is_there(site: Site, job: int)
     assert changes(site.cluster, before) == []
 
 
+@pytest.mark.parametrize("book", ["uninstall.yml", "upgrade.yml"])
+def test_a_controller_that_does_not_answer_is_not_taken_for_a_node_without_instances(
+    site: Site, job: int, book: str
+) -> None:
+    config = site.cluster.path("n2", "/etc/beeond-ctl/config.toml")
+    right = config.read_text()
+    config.write_text(f"nonsense = 1\n{right}")
+    try:
+        told = " ".join(play(site.cluster, book, "--limit", "n2", code=2).output.split())
+    finally:
+        config.write_text(right)
+    assert "`beeond-ctl status --json` fails: " in told
+    assert "nonsense: no such key" in told
+    assert json.loads(site.cluster.run("n2", ["beeond-ctl", "status", "--json"]).stdout)[0]["job"] == job
+
+
 def test_an_upgrade_waits_for_the_job_and_returns_only_the_nodes_that_it_took(site: Site, job: int) -> None:
     cluster = site.cluster
     (wheel,) = cluster.path("ctl", "/root/wheels").glob("beeond_ctl-*.whl")

@@ -468,7 +468,7 @@ def test_data_that_was_kept_is_told_to_slurm_and_recovered(bb: Cluster) -> None:
     bb.readonly("/global/alice/ro")
     try:
         bb.run("login", ["touch", "/global/alice/go"], user="alice")
-        told = wait_for("told", lambda: "data kept on n[1-2]" in (text := show(bb, job)) and text, 40)
+        told = wait_for("told", lambda: "not proved on n[1-2];" in (text := show(bb, job)) and text, 40)
     finally:
         bb.writable("/global/alice/ro")
     assert f"beeond-ctl recover {job}" in told

@@ -113,6 +113,12 @@ def test_who_comes_uninvited_is_named_and_no_node_is_at_fault(cluster: Cluster) 
     assert reasons(cluster) == ""
 
 
+def test_a_leader_that_waits_for_guests_who_have_not_joined_is_not_at_fault(cluster: Cluster) -> None:
+    said = output(cluster, submit(cluster, "srun --het-group=0,1 true", guest=""))
+    assert "not all components of share=1 have joined" in said
+    assert reasons(cluster) == ""
+
+
 def test_a_guest_that_is_cancelled_leaves_at_once_and_stage_out_waits_for_the_last(cluster: Cluster) -> None:
     third = "#SBATCH hetjob\n#SBATCH -N1 --beeond=join=0\n"
     write = WRITE.replace("group=1", "group=1,2")

@@ -35,8 +35,10 @@ def site(cluster: Cluster) -> Site:
     return Site(cluster, "--beeond=backend=glusterfs", "glusterfsd", "glusterfs brick", configure)
 
 
-def swept(cluster: Cluster, node: str, *options: str) -> list[tuple[str, str]]:
-    done = cluster.run(node, ["beeond-ctl", "sweep", "--json", *options], check=False)
+def swept(
+    cluster: Cluster, node: str, *options: str, env: dict[str, str] | None = None
+) -> list[tuple[str, str]]:
+    done = cluster.run(node, ["beeond-ctl", "sweep", "--json", *options], check=False, env=env)
     return [(item["what"], item["verdict"]) for item in json.loads(done.stdout)]
 
 
@@ -75,6 +77,9 @@ def test_a_live_instance_is_left_alone(cluster: Cluster) -> None:
     job = held(cluster, "--beeond")
     assert swept(cluster, "n1") == [(f"job {job}", "live")]
     assert swept(cluster, "n3") == []
+    # Whoever types it may see other jobs only, or look at another cluster.
+    for env in ({"SQUEUE_PARTITION": "other"}, {"SQUEUE_USERS": "bob"}, {"SLURM_CLUSTERS": "elsewhere"}):
+        assert swept(cluster, "n1", env=env) == [(f"job {job}", "live")], env
     for options in ([], ["--discard", "--yes"]):
         refused = cluster.run(
             "ctl", ["beeond-ctl", "recover", str(job), "-w", "n[1-2]", *options], check=False
@@ -121,6 +126,7 @@ def test_a_reboot_leaves_data_that_is_owed_and_sweep_keeps_it_for_recover(
         wait_for(lambda: "retained" in cluster.run(other, ["beeond-ctl", "status"]).stdout, 90)
         cluster.run("ctl", ["beeond-ctl", "recover", str(job), "--nodes", "n[1-2]"], timeout_s=120)
         assert cluster.read("login", f"/global/alice/owed/{job}") == "result\n"
+        assert f"proved; {node} WAS REBOOTED before" in cluster.job_output(job)
         assert swept(cluster, "n1") == swept(cluster, "n2") == []
     finally:
         put_back(cluster, job)

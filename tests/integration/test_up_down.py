@@ -91,7 +91,7 @@ def test_each_cause_why_nodes_are_not_reached_is_told_once_and_alike_over_both_l
     cluster.run("ctl", ["tee", "/etc/ssh/ssh_known_hosts"], input=keys)
     cluster.run("n3", ["tee", "/root/.ssh/authorized_keys"], input="")
     cluster.freeze("n2", "sshd.*listener")
-    words = ("down", "1000000001", "--nodes", "f[1-60],n1", "--launcher")
+    words = ("down", "5000000001", "--nodes", "f[1-60],n1", "--launcher")
     try:
         with ThreadPoolExecutor() as pool:
             told = list(pool.map(lambda launcher: beeond(cluster, *words, launcher, code=1), LAUNCHERS))

@@ -316,7 +316,7 @@ def software_file_systems() -> dict[str, str]:
     for line in host.mount_table():
         before, after = line.split(" - ")
         path, (kind, source) = before.split()[4], after.split()[:2]
-        if source.startswith("/dev/loop"):
+        if source.startswith("/dev/loop") or path.startswith("/var/lib/beeond-test-"):
             continue
         if kind in DISK_TYPES and any(path == top or path.startswith(top + "/") for top in SOFTWARE):
             found[path] = path.replace("/", "-")

@@ -17,6 +17,7 @@ from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import ConfigError, NodeError, RequestError
 from beeond_ctl.plan import BLOCK, Job, Plan, make_plan
 from beeond_ctl.request import Request
+from beeond_ctl.units import parse_size
 from tests.standins.beegfs import programs
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def test_a_server_is_configured_by_its_own_file_alone() -> None:
         "sysMgmtdHost": "n1-ib",
         "storeStorageDirectory": "/nvme0/b/job-7/data/storage,/nvme1/b/job-7/data/storage",
         "storeAllowFirstRunInit": "true",
+        "logNumLines": "2500",
+        "logNumRotatedFiles": "1",
         "connPortShift": "15997",
         "connUseRDMA": "false",
         "logType": "logfile",
@@ -399,8 +402,25 @@ def test_what_8_says_with_exit_code_1_is_read_back() -> None:
         {"path": "/stripe_1", "stripe_pattern": "RAID0 (1x1M)"},
     ]
     assert info(json.dumps(seen).encode()) == ""
+    seen[1]["stripe_pattern"] = "RAID0 (1x512K)"
+    assert info(json.dumps(seen).encode()) == "stripe patterns were not set: /stripe_1 has RAID0 (1x512K)"
     seen[1]["stripe_pattern"] = "RAID0 (4x512K)"
     assert info(json.dumps(seen).encode()) == "stripe patterns were not set: /stripe_1 has RAID0 (4x512K)"
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "shown"), [("64KiB", "64Ki", "64K"), ("1GiB", "1024Mi", "1G"), ("2GiB", "2048Mi", "2G")]
+)
+def test_8_shows_a_chunk_size_with_its_own_unit(size: str, asked: str, shown: str) -> None:
+    how: dict[str, Any] = {"request": Request(chunk_size=parse_size(size))}
+    assert asked in arranged("8", **how)[0]
+    told = proof("8", -1, **how).wrong
+    assert told is not None
+    assert told(json.dumps([{"path": "/", "stripe_pattern": f"RAID0 (3x{shown})"}]).encode()) == ""
+    for other in (f"3x{shown}x", "3x512K", "3x", f"2x{shown}", "3xnone"):
+        assert "not set: /" in told(
+            json.dumps([{"path": "/", "stripe_pattern": f"RAID0 ({other})"}]).encode()
+        )
 
 
 # --- who serves -------------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import struct
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +24,7 @@ from beeond_ctl.request import Request
 from tests.unit.root_directory import needs_root, root_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = needs_root
 
@@ -101,6 +104,15 @@ def test_a_device_that_carries_anything_else_is_never_touched(base: Path, disk: 
     assert digest(base) == before
 
 
+HOLD_BRIEFLY = """
+import os, sys, time
+os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)
+print(1, flush=True)
+sys.stdin.read()
+time.sleep(0.2)
+"""
+
+
 def test_a_device_in_use_is_not_touched_though_it_carries_nothing(base: Path, disk: str) -> None:
     held = os.open(disk, os.O_RDONLY | os.O_EXCL)  # as the kernel does for RAID, LVM and swap
     try:
@@ -109,6 +121,21 @@ def test_a_device_in_use_is_not_touched_though_it_carries_nothing(base: Path, di
     finally:
         os.close(held)
     assert devices.content(disk) is None
+
+
+def test_a_device_that_is_let_go_of_in_a_moment_is_not_in_use(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_LOOK_S", 10)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_BRIEFLY, disk], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin
+    assert holder.stdout
+    assert holder.stdout.readline() == b"1\n"
+    holder.stdin.close()
+    assert devices.content(disk) is None
+    assert holder.wait(10) == 0
 
 
 def test_what_is_no_block_device_is_refused(base: Path) -> None:
@@ -142,6 +169,182 @@ def test_an_erased_device_carries_nothing_of_the_job(base: Path, disk: str, meth
         run("blockdev", "--flushbufs", disk)
         assert not any((base / "disk").read_bytes())
     assert erase(disk, base, method) == f"{disk} carries nothing"
+
+
+def luks(offset: int) -> bytes:
+    """A second header of LUKS2, as it lies at `offset` (LUKS2 On-Disk Format, 2.1)."""
+    header = bytearray(4096)
+    struct.pack_into(">6sHQ", header, 0, b"SKUL\xba\xbe", 2, 16384)
+    struct.pack_into(">Q", header, 256, offset)
+    return bytes(header)
+
+
+def raid_1_0(offset: int) -> bytes:
+    """A superblock of Linux' RAID, version 1.0 (md(4))."""
+    block = bytearray(4096)
+    struct.pack_into("<II", block, 0, 0xA92B4EFC, 1)
+    struct.pack_into("<Q", block, 144, offset >> 9)
+    return bytes(block)
+
+
+MiB = 1 << 20
+LOOKALIKES = {
+    "VMFS_volume_member": (1 * MiB, b"\x0d\xd0\x01\xc0"),
+    "crypto_LUKS at 1 MiB": (1 * MiB, luks(1 * MiB)),
+    "crypto_LUKS at 2 MiB": (2 * MiB, luks(2 * MiB)),
+    "crypto_LUKS at 4 MiB": (4 * MiB, luks(4 * MiB)),
+    "promise_fasttrack_raid_member": (SIZE - (128 << 10), b"Promise Technology, Inc."),
+    "linux_raid_member, 0.90": (SIZE - (64 << 10), struct.pack("<III", 0xA92B4EFC, 0, 90)),
+    "linux_raid_member, 1.0": (SIZE - (8 << 10), raid_1_0(SIZE - (8 << 10))),
+}
+"""What blkid(8) takes a device for that has these bytes there."""
+
+
+def fill(point: Path, block: bytes) -> None:
+    with (point / "file").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(block.ljust(4096, b"\0") * 256)
+
+
+def found_on(disk: str) -> str:
+    run("blockdev", "--flushbufs", disk)
+    return subprocess.run(["wipefs", disk], check=True, capture_output=True, text=True).stdout
+
+
+def plant(disk: str, *names: str) -> None:
+    """Put the bytes where a file's could be, while the file system is not mounted."""
+    with open(disk, "r+b") as file:
+        for offset, data in (LOOKALIKES[name] for name in names):
+            file.seek(offset)
+            file.write(data)
+
+
+@pytest.mark.parametrize("method", ["delete", "discard", "zero"])
+@pytest.mark.parametrize("what", ["VMFS_volume_member", "crypto_LUKS at 2 MiB", "crypto_LUKS at 4 MiB"])
+def test_a_job_cannot_have_its_device_taken_for_somebody_elses(
+    base: Path, disk: str, what: str, method: str
+) -> None:
+    offset, block = LOOKALIKES[what]
+    point = make(disk, base)
+    fill(point, block)
+    run("sync", "--file-system", point)
+    with open(disk, "rb") as file:
+        run("blockdev", "--flushbufs", disk)
+        file.seek(offset)
+        assert file.read(len(block)) == block  # there, by chance of what the file system does
+    erase(disk, base, method)
+    assert devices.content(disk) is None
+    assert found_on(disk) == ""
+    make(disk, base, job_id=8)
+
+
+@pytest.mark.parametrize("what", LOOKALIKES)
+def test_nothing_is_left_of_what_looks_like_another_system(base: Path, disk: str, what: str) -> None:
+    run("umount", make(disk, base))
+    plant(disk, what)
+    assert what.split()[0].rstrip(",") in found_on(disk)
+    assert devices.content(disk) == devices.Content(7, "whole")
+    erase(disk, base)
+    assert devices.content(disk) is None
+    assert found_on(disk) == ""
+
+
+def test_what_looks_like_another_system_elsewhere_is_removed_too(
+    base: Path, disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_ENDS", 32 << 10)
+    run("umount", make(disk, base))
+    plant(disk, "VMFS_volume_member", "crypto_LUKS at 4 MiB", "linux_raid_member, 0.90")
+    erase(disk, base)
+    assert devices.content(disk) is None
+    assert found_on(disk) == ""
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("method", ["delete", "discard", "zero"])
+def test_an_erasure_that_is_killed_anywhere_leaves_no_foreign_device(
+    base: Path, disk: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_ENDS", 96 << 10)  # so that there is something to find, and to remove
+    calls = [0]
+
+    def killed_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == number:
+                raise Killed
+            return function(*arguments)
+
+        return counted
+
+    for number in range(1, 100):
+        run("umount", make(disk, base))
+        plant(disk, *LOOKALIKES)
+        calls[0] = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "ioctl", killed_at(number, fcntl.ioctl))
+            patch.setattr(devices, "_write_header", killed_at(number, devices._write_header))
+            patch.setattr(devices, "_run", killed_at(number, devices._run))
+            patch.setattr(os, "fsync", killed_at(number, os.fsync))
+            try:
+                erase(disk, base, method)
+            except Killed:
+                pass
+            else:
+                break
+        found = devices.content(disk)  # foreign to nobody, wherever it was
+        assert found is None or found.job_id == 7
+        erase(disk, base, method)
+        assert devices.content(disk) is None
+        assert found_on(disk) == ""
+    assert number > 8
+
+
+def hold_detached(base: Path, disk: str, uid: int) -> subprocess.Popen[bytes]:
+    """A process of user `uid` with a file open on the device, by a mount that is in no namespace any more."""
+    point, seen = make(disk, base), base / "seen"
+    (point / "file").write_text("x")
+    seen.mkdir()
+    mounts.bind(str(point), str(seen))
+    child = subprocess.Popen(
+        ["sh", "-c", f"exec 3<{seen}/file; echo 1; exec sleep 60"], stdout=subprocess.PIPE, user=uid
+    )
+    assert child.stdout
+    assert child.stdout.readline() == b"1\n"
+    run("umount", "--lazy", seen)
+    return child
+
+
+def test_a_file_that_the_user_still_has_open_holds_up_no_erasure(base: Path, disk: str) -> None:
+    child = hold_detached(base, disk, 2001)
+    try:
+        deadline = time.monotonic() + 60
+        devices.erase(disk, str(base / "point"), 7, "delete", deadline=deadline, uid=2001)
+        assert child.wait(10) == -15
+        assert devices.content(disk) is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_who_else_uses_the_device_is_named_and_lives(
+    base: Path, disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_HELD_S", 2)
+    child = hold_detached(base, disk, 0)
+    try:
+        with pytest.raises(NodeError, match=rf"in use \(sleep \(pid {child.pid}, root\), not the job's\)"):
+            erase(disk, base)
+        assert child.poll() is None
+        assert devices.content(disk) == devices.Content(7, "whole")
+    finally:
+        child.kill()
+        child.wait()
+    erase(disk, base)
+    assert devices.content(disk) is None
 
 
 def test_erasing_goes_on_where_it_was_cut_off(base: Path, disk: str, monkeypatch: pytest.MonkeyPatch) -> None:

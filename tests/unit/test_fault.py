@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from beeond_ctl import supervisor
-from beeond_ctl.errors import PeerError
-from beeond_ctl.lifecycle import fault
+from beeond_ctl.config import SiteConfig
+from beeond_ctl.errors import OutsideError, PeerError
+from beeond_ctl.lifecycle import bringup, fault, probe
+from beeond_ctl.lifecycle.here import Here
+from beeond_ctl.plan import Job
+from beeond_ctl.request import Request, encode
+from beeond_ctl.state import State
 from tests.waiting import wait_for
 
 NODES = ("n1", "n2", "n3")
@@ -40,6 +46,7 @@ def meet(
     return caught.value
 
 
+USERS = f"File exists{probe.PERHAPS_THE_USERS}"
 ALL = {"n1": "a", "n2": "b", "n3": "c"}
 
 
@@ -57,6 +64,10 @@ ALL = {"n1": "a", "n2": "b", "n3": "c"}
         ({"wrong": {"n2": "x", "n3": "y"}, "trouble": {"n1": "silent"}}, ("n1",), "(silent)"),
         ({"wrong": {}, "trouble": ALL}, (), f"{POINT} does not answer on n[1-3] (a)"),
         ({"wrong": {"n1": "hangs"}, "nodes": ("n1",)}, ("n1",), "(hangs)"),
+        ({"wrong": {"n2": USERS}}, (), f"{POINT} does not answer on n2 ({USERS}), and nothing is known"),
+        ({"wrong": {"n2": USERS, "n3": "no route"}}, ("n3",), "n3:"),
+        ({"wrong": {"n2": USERS}, "servers": {"n3": "brick died"}}, ("n3",), "n3: brick died"),
+        ({"wrong": {"n1": USERS}, "nodes": ("n1",)}, (), "nothing is known"),
     ],
 )  # fmt: skip
 def test_whoever_is_at_fault_is_named_and_nobody_where_that_cannot_be_told(
@@ -70,6 +81,21 @@ def test_whoever_is_at_fault_is_named_and_nobody_where_that_cannot_be_told(
 
 def test_nobody_is_judged_where_the_file_system_answers() -> None:
     assert meet({}) is None
+
+
+@pytest.mark.parametrize(
+    ("trouble", "excused"),
+    [("brick-0 ended: Address already in use", True), ("brick-0 ended: no memory", False), ("", False)],
+)
+def test_a_port_that_somebody_had_for_a_moment_is_no_fault_of_the_node(
+    trouble: str, *, excused: bool
+) -> None:
+    config = SiteConfig()
+    block = int(config.network.ports.partition("-")[0])
+    state = State(Job(7, 0, 0, "root"), ("n1",), "n1", encode(Request()), {}, block=block)
+    told = pytest.raises(OutsideError, match="submit it again") if excused else nullcontext()
+    with told:
+        bringup._see_that_no_port_was_taken(Here(config, state), trouble)
 
 
 def test_a_process_that_is_stopped_is_seen_and_one_that_waits_is_not() -> None:

@@ -104,7 +104,12 @@ def test_a_job_of_which_a_node_says_nothing_is_not_said_to_be_clean() -> None:
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400)])
+    | st.floats()
+    | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=5,
 )
@@ -143,6 +148,17 @@ def test_whatever_stands_in_the_events_ends_as_a_report_of_printable_lines(logs:
     text = page(found)
     assert "<script" not in text.lower()
     assert all(char.isprintable() or char == "\n" for char in text)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400])
+def test_a_number_too_large_in_a_published_event_counts_as_nothing(number: str) -> None:
+    begin = b'{"t": 1700000000, "event": "prolog", "run": "7.0", "uid": 1}\n'
+    line = f'{{"t": {number}, "event": "step", "step": "mounting", "seconds": {number}}}\n'
+    timed = f'{{"t": 1700000001, "event": "step", "step": "mounting", "seconds": {number}}}\n'
+    found = report.build(7, {"n1": events.parse(begin + line.encode() + timed.encode())})
+    assert found is not None
+    json.dumps(found.as_dict(), allow_nan=False)
+    assert found.acts[0].end <= 1700000001
 
 
 def test_every_step_that_is_timed_has_its_place_in_metrics_and_report() -> None:

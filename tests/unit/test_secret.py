@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,30 @@ def can_meet(leader: SiteConfig, member: SiteConfig) -> bool:
     """Whether a member finds a new instance's leader: it knocks with its own key and with the others."""
     knocks = here(member, "n2")
     return here(leader, "n1").key("x") in (knocks.key("x"), *knocks.other_keys("x"))
+
+
+def test_a_secret_is_on_the_disk_before_it_takes_the_place_of_the_one_before(
+    nodes: list[SiteConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, done = nodes[0], []
+    path, fsync, replace = Path(config.paths.secret), os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        seen = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        done.append("directory" if seen == path.parent else f"{seen.stat().st_size > 0} {seen != path}")
+
+    def replaced(old: str, new: Path) -> None:
+        replace(old, new)
+        done.append("replaced")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    for _ in range(2):
+        secret.add(config)
+        assert done == ["True True", "replaced", "directory"]
+        done.clear()
+    assert [each.name for each in path.parent.iterdir()] == ["secret"]
 
 
 def test_nodes_can_meet_at_every_step_of_a_rotation(nodes: list[SiteConfig]) -> None:

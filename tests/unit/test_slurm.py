@@ -27,6 +27,23 @@ def test_the_environment_of_a_prolog_is_read() -> None:
     assert made == slurm.Prolog(Job(42, 1000, 100, "alice", 1), ("n1", "n2", "n3"), "n2")
 
 
+@pytest.mark.parametrize(
+    ("said", "another"),
+    [
+        ({}, False),
+        ({"SLURM_CLUSTER_NAME": "blue", "SLURM_JOB_UID": "1000", "SLURMD_NODENAME": "n2"}, False),
+        ({"SLURM_CLUSTER_NAME": "green", "SLURM_JOB_UID": "1000", "SLURMD_NODENAME": "n2"}, True),
+        ({"SLURM_JOB_UID": "1001"}, True),
+        ({"SLURMD_NODENAME": "n3"}, True),
+    ],
+)
+def test_an_epilog_of_another_cluster_is_told_from_ours(said: dict[str, str], another: bool) -> None:
+    made = slurm.prolog({**PROLOG, "SLURM_CLUSTER_NAME": "blue"})
+    assert slurm.is_of_another(said, made.job, made.node) is another
+    unnamed = slurm.prolog(PROLOG)
+    assert not slurm.is_of_another({"SLURM_CLUSTER_NAME": "blue"}, unnamed.job, unnamed.node)
+
+
 def test_newer_releases_name_the_node_list_differently() -> None:
     environ = {**PROLOG, "SLURM_JOB_NODELIST": "n[1-2]"}
     assert slurm.prolog(environ).nodes == ("n1", "n2")
@@ -144,6 +161,39 @@ def test_a_job_is_given_up_only_when_slurm_says_that_it_is_over(
     assert slurm.job_wants_us([str(tmp_path)], 42) is wanted
 
 
+def test_an_empty_list_is_not_taken_for_a_job_that_is_gone(tmp_path: Path) -> None:
+    script(tmp_path, "squeue", "")
+    script(tmp_path, "scontrol", "printf 'JobId=42 JobName=run\\n   JobState=RUNNING\\n'")
+    with pytest.raises(NodeError, match="squeue shows nothing of job 42"):
+        slurm.state_and_nodes([str(tmp_path)], 42)
+    script(tmp_path, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    assert slurm.state_and_nodes([str(tmp_path)], 42) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "speaks"),
+    [
+        ("IDLE", "", False),
+        ("IDLE+DRAIN", "beeond: job 7: data kept, stage-out is not proved (x); run: y", True),
+        ("IDLE+DRAIN", f"mine | beeond: job 7: {slurm.UNPROVED}/dev/loop3 is still used", True),
+        ("IDLE+DRAIN", "beeond: job 7: /dev/loop3 is still used by bash (12)", False),
+        ("IDLE+DRAIN", "beeond: job 8: cannot open /x/beeond: job 7: data kept", False),
+        ("IDLE+DRAIN", "beeond: job 77: data kept", False),
+        ("IDLE+DRAIN", "Epilog error", True),
+        ("IDLE+DRAIN", "Prolog error", False),
+        ("DOWN+NOT_RESPONDING", "Not responding", True),
+        ("IDLE+NOT_RESPONDING", "", False),
+    ],
+)
+def test_what_speaks_against_a_job_having_been_staged_out(
+    tmp_path: Path, state: str, reason: str, speaks: bool
+) -> None:
+    shown = f" Reason={reason} [root@2026-01-01T00:00:00]" if reason else ""
+    (tmp_path / "said").write_text(f"NodeName=n1 Arch=x86_64 State={state} ThreadsPerCore=1{shown}\n")
+    script(tmp_path, "scontrol", f"cat {tmp_path}/said")
+    assert slurm.unproved([str(tmp_path)], "n1", 7) == (["n1"] if speaks else [])
+
+
 def test_a_job_name_with_spaces_is_read_whole(tmp_path: Path) -> None:
     script(tmp_path, "scontrol", "printf 'JobId=42 JobName=my run = 3\\n   ArrayJobId=40 ArrayTaskId=2\\n'")
     fields = slurm.job_fields([str(tmp_path)], 42)
@@ -186,6 +236,20 @@ def test_an_epilog_needs_no_more_than_the_job_id() -> None:
     assert slurm.epilog_job({"SLURM_JOB_ID": "42"}) == 42
     with pytest.raises(NodeError, match="SLURM_JOB_ID"):
         slurm.epilog_job({})
+
+
+def test_prologs_that_slurm_would_run_one_by_one_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdicts(flags: str) -> list[tuple[str, str]]:
+        text = f"PrologFlags             = {flags}\nSLURM_CONF = {tmp_path}/slurm.conf\n"
+        monkeypatch.setattr(slurm, "run", lambda *_: text)
+        (tmp_path / "config.toml").touch()
+        found = [each for each in check.check_node(tmp_path / "config.toml") if each.subject == "PrologFlags"]
+        return [(each.verdict, each.text.partition(" ")[0]) for each in found]
+
+    assert verdicts("Alloc") == [("ok", "Alloc")]
+    assert verdicts("Alloc,Serial") == [("ok", "Alloc,Serial"), ("fail", "Serial")]
 
 
 def test_a_users_comment_does_not_speak_for_slurm(tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +19,7 @@ from beeond_ctl.errors import NodeError
 from beeond_ctl.plan import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 JOB = Job(42, 1000, 1000, "alice")
@@ -93,6 +99,91 @@ def test_one_process_at_a_time_works_on_a_job_of_a_node(tmp_path: Path) -> None:
         pass
 
 
+@contextmanager
+def held(root: Path) -> Iterator[int]:
+    """The pid of a process that has the lock of job 42."""
+    context = multiprocessing.get_context("fork")
+    ready, release = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(root), ready, release))
+    other.start()
+    try:
+        assert ready.wait(30)
+        assert other.pid
+        yield other.pid
+    finally:
+        other.kill()
+        other.join()
+
+
+def lock(root: Path, *, wait_s: float = 0, hung_s: float = math.inf, told: list[str] | None = None) -> None:
+    tell = bool if told is None else told.append
+    with states.locked(str(root), 42, "x", wait_s=wait_s, hung_s=hung_s, tell=tell):
+        pass
+
+
+def test_who_works_on_a_job_is_named(tmp_path: Path) -> None:
+    with (
+        held(tmp_path) as pid,
+        pytest.raises(NodeError, match=rf"works on it on this node \(.+, pid {pid}\);"),
+    ):
+        lock(tmp_path)
+
+
+def test_a_holder_that_can_do_nothing_any_more_is_told_and_one_that_works_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    with held(tmp_path) as pid:
+        began = time.monotonic()
+        with pytest.raises(NodeError, match="works on it"):
+            lock(tmp_path, wait_s=2, hung_s=0.5, told=told)
+        assert time.monotonic() - began >= 2
+        assert [f"pid {pid}" in text for text in told] == [True]
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(NodeError, match=rf"pid {pid}\) has stood still .*beeond-ctl recover 42$"):
+            lock(tmp_path, wait_s=30, hung_s=0.5)
+
+
+@contextmanager
+def small(path: Path) -> Iterator[Path]:
+    """A /run of a few hundred KiB."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill(path: Path) -> None:
+    with open(path, "ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_state_is_replaced_though_somebody_has_filled_the_file_system(tmp_path: Path) -> None:
+    with small(tmp_path / "run") as root:
+        state = made(root)
+        fill(root / "of others")
+        for phase in ("staging-out", "unmounting", "wiping"):
+            state.phase = phase
+            states.write(str(root), state)
+            assert states.read(str(root), 42) == state
+        fill(root / "of others")
+        state.phase = "retained"
+        with pytest.raises(NodeError, match=r"state\.json: cannot be written .*beeond-ctl recover 42"):
+            states.write(str(root), state)
+        found = states.read(str(root), 42)
+        assert found
+        assert found.phase == "wiping"
+        state.job = Job(43, 1000, 1000, "alice")
+        with pytest.raises(NodeError, match=r"43/state\.json: cannot be written"):
+            states.create(str(root), state)
+        assert os.listdir(root / "jobs") == ["42"]  # nothing that says that there had been a job
+
+
 def test_no_lock_file_is_left_of_a_job_that_left_nothing(tmp_path: Path) -> None:
     with states.locked(str(tmp_path), 42, "x"):
         pass
@@ -117,6 +208,35 @@ def test_events_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert [event["event"] for event in found] == ["phase", "step"]
     assert (found[1]["files"], found[1]["failed"]) == (3, "boom")
     assert json.loads(path.read_text().splitlines()[0])["node"] == "n1"
+
+
+def test_what_is_kept_is_on_the_disk_and_in_no_line_that_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = events.EventLog(str(tmp_path), 42, "n1")
+    log.log("phase", phase="ready")
+    path = events.log_path(str(tmp_path), 42)
+    with path.open("a") as file:
+        file.write('{"t": 1, "ev')
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append((os.readlink(f"/proc/self/fd/{number}"), path.read_text()))
+    )
+    log.keep("proved", run="42.0", attempt="a1")
+    assert [event["event"] for event in events.read(str(tmp_path), 42)] == ["phase", "proved"]
+    assert synced == [(str(path), path.read_text())]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", tmp_path], check=True)
+    try:
+        log = events.EventLog(str(tmp_path), 42, "n1")
+        with pytest.raises(OSError, match="No space"):
+            log.keep("proved", run="x" * 9000)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

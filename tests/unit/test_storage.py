@@ -156,6 +156,94 @@ def test_retained_data_survives_a_reboot(base: Path, kind: str) -> None:
     assert loops(base) == before
 
 
+def started(words: list[str], uid: int) -> subprocess.Popen[bytes]:
+    """A process of user `uid` that has said that it is ready."""
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[])
+    assert child.stdout
+    assert child.stdout.readline() == b"1\n"
+    return child
+
+
+@contextmanager
+def ending(child: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+NAMESPACE = ["unshare", "-Urm", "sh", "-c"]
+"""What any user may have: a mount namespace with copies of all mounts, which go on when the node's are gone."""
+
+
+@pytest.mark.parametrize("kind", ["image", "device"])
+def test_a_strangers_mount_namespace_keeps_nothing_from_being_kept_or_wiped(base: Path, kind: str) -> None:
+    made = plan(base, kind)
+    storage.prepare(made, "n1")
+    Path(made.targets[1].data, "results").write_text("weeks")
+    with ending(started([*NAMESPACE, "echo 1; exec sleep 60"], 65534)) as stranger:
+        assert str(base / "run") in Path(f"/proc/{stranger.pid}/mountinfo").read_text()
+        storage.detach(made, deadline_s=20)
+        storage.set_phase(made, "retained")
+        storage.attach(made, deadline_s=20)
+        assert Path(made.targets[1].data, "results").read_text() == "weeks"
+    with ending(started([*NAMESPACE, "echo 1; exec sleep 60"], 65534)) as stranger:
+        storage.wipe(made, "delete", deadline_s=20)
+        assert left(base) == []
+        assert kind == "device" or loops(base) == set()
+        assert stranger.poll() is None
+
+
+def held(base: Path, made: Plan, uid: int, how: str) -> subprocess.Popen[bytes]:
+    """Whoever uses the first target's file system, by way of a mount that users see, as backend local has it."""
+    seen, data = base / "seen", made.targets[0].data
+    for path in (seen, base / "second"):
+        path.mkdir()
+        path.chmod(0o777)
+    Path(data, "file").write_text("x")
+    mounts.bind(data, str(seen))
+    child = started([*NAMESPACE, f"{USE[how].format(base=base)}; echo 1; exec sleep 60"], uid)
+    subprocess.run(["umount", seen], check=True)
+    seen.rmdir()
+    return child
+
+
+USE = {
+    "file": "exec 3<{base}/seen/file",
+    "directory": "cd {base}/seen",
+    "mount": "mount --bind {base}/seen {base}/second",
+}
+
+
+@pytest.mark.parametrize("how", USE)
+def test_who_of_the_user_still_uses_an_image_in_another_namespace_is_ended(base: Path, how: str) -> None:
+    made = plan(base, "image")
+    storage.prepare(made, "n1")
+    with ending(held(base, made, 1000, how)) as child:
+        storage.detach(made, deadline_s=20)
+        assert child.wait(10) == -15
+        assert loops(base) == set()
+    storage.wipe(made, "delete", deadline_s=20)
+    assert left(base) == []
+
+
+@pytest.mark.parametrize("how", USE)
+def test_who_else_uses_an_image_in_another_namespace_is_named_and_lives(base: Path, how: str) -> None:
+    made = plan(base, "image")
+    storage.prepare(made, "n1")
+    with ending(held(base, made, 65534, how)) as child:
+        with pytest.raises(
+            NodeError, match=rf"/image is still used by /dev/loop.*pid {child.pid}, .*not the job's"
+        ):
+            storage.wipe(made, "delete", deadline_s=3)
+        with pytest.raises(NodeError, match="/image is still used by"):  # mounted twice it would be lost
+            storage.attach(made, deadline_s=1)
+        assert child.poll() is None
+    storage.wipe(made, "delete", deadline_s=20)
+    assert left(base) == []
+
+
 def test_roll_back_never_wipes_what_an_earlier_run_left(base: Path) -> None:
     earlier = plan(base)
     storage.prepare(earlier, "n1")
@@ -409,6 +497,36 @@ def test_too_large_a_wish_is_the_users_mistake_and_the_sites_is_the_nodes(base: 
         storage.prepare(plan(base, capacity=4 << 50), "n1")
     with pytest.raises(NodeError, match=r"lower storage\.capacity"):
         storage.prepare(plan(base, site_capacity="1PiB"), "n1")
+
+
+@pytest.mark.parametrize("kind", ["directory", "image"])
+def test_metadata_beside_a_target_takes_room_that_nobody_else_can_have(base: Path, kind: str) -> None:
+    device = base / "nvme0"
+
+    def asked(capacity: int | None) -> Plan:
+        site = SiteConfig.model_validate({
+            "storage": {"kind": kind, "paths": [str(device)]}, "paths": {"run": f"{base}/run"},
+            "backend": {"allowed": ["beegfs"], "default": "beegfs"}, "beegfs": {"meta_size": "600MiB"},
+        })  # fmt: skip
+        return make_plan(site, Request(capacity=capacity), Job(7, 1000, 1000, "alice"), ("n1", "n2"))
+
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200m,mode=755", "none", device], check=True)
+    try:
+        if kind == "image":
+            with pytest.raises(
+                UserError, match=r"capacity=1.*GiB is too much: .* beside 600MiB for metadata"
+            ):
+                storage.prepare(asked(2 * 819 << 20), "n1")
+        (device / "full").write_bytes(bytes(700 << 20))
+        with pytest.raises(NodeError, match=r"no room for 600MiB of metadata; .* beegfs\.meta_size"):
+            storage.prepare(asked(None), "n1")
+        (device / "beeond-ctl").mkdir(mode=0o700, exist_ok=True)
+        storage.wipe(asked(None), "delete", deadline_s=60)
+        (Path(asked(None).targets[0].home).parent / "job-8").mkdir()
+        with pytest.raises(UserError, match="other jobs on the node have the rest"):
+            storage.prepare(asked(None), "n1")
+    finally:
+        subprocess.run(["umount", device], check=True)
 
 
 def test_data_without_a_record_is_nobodys_to_wipe(base: Path) -> None:

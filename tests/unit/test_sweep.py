@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl import mounts, storage, supervisor
+from beeond_ctl import events, mounts, storage, supervisor
 from beeond_ctl import state as states
 from beeond_ctl.config import SiteConfig
-from beeond_ctl.lifecycle import claims, sweep
+from beeond_ctl.errors import NodeError
+from beeond_ctl.lifecycle import claims, recover, sweep, teardown
 from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request, Transfer, encode
 from tests.unit.root_directory import needs_root, root_directory
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 pytestmark = needs_root
 
@@ -136,6 +140,35 @@ def test_a_guests_mount_is_left_while_it_has_a_state(root: Path) -> None:
     assert not (root / "mnt/40").exists()
 
 
+def test_what_is_kept_after_a_power_cut_says_so_for_ever(root: Path) -> None:
+    config, plan = two_devices(root)
+    storage.prepare(plan, plan.nodes[0])
+    for _ in range(2):
+        shutil.rmtree(root / "run")
+        assert verdicts(config) == {"job 42": "kept"}
+        assert [record.phase for record in recover.recorded(config, 42)] == ["retained", "retained"]
+        state = recover.rebuilt(config, 42)
+        assert state is not None
+        assert state.rebooted
+    logged = [event for event in events.read(config.paths.log, 42) if event["event"] == "rebooted"]
+    assert [event["nodes"] for event in logged] == [[plan.nodes[0]]]
+
+
+def test_a_node_that_only_mounted_has_nothing_to_keep(root: Path) -> None:
+    node = os.uname().nodename.split(".")[0]
+    config = site(root, storage={"kind": "directory", "paths": [f"{root}/nvme0"], "without": [node]})
+    asked = Request(stage_out=(Transfer("out", "/global/out"),))
+    job = Job(42, 1000, 1000, "alice")
+    state = states.State(
+        job, ("a1", node), node, encode(asked), config.model_dump(mode="json"), phase="staging-out", ran=True
+    )
+    states.create(config.paths.run, state)
+    assert verdicts(config, dry_run=True) == {"job 42": "removed"}
+    assert verdicts(config) == {"job 42": "removed"}
+    assert not (root / "run/jobs/42").exists()
+    assert not (root / "reason").exists()
+
+
 def test_a_loop_device_without_an_instance_is_let_go_and_one_of_others_is_not(root: Path) -> None:
     config = site(root)
     (root / "nvme0/job-7").mkdir()
@@ -175,7 +208,7 @@ def test_processes_that_outlived_their_state_are_ended_by_token_and_no_others(
         assert [item.verdict for item in sweep._processes(run, marked)] == ["unknown"]
         assert ours.poll() is None
         (root / "run/jobs/9/state.json").unlink()
-        (root / "run/jobs/9").rmdir()
+        shutil.rmtree(root / "run/jobs/9")
         assert [item.verdict for item in sweep._processes(run, marked)] == ["removed"]
         assert ours.poll() is not None
         assert foreign.poll() is None
@@ -209,7 +242,7 @@ def test_kept_data_past_its_age_is_told_and_removed_only_if_the_site_says_so(
     (root / "reason").write_text("beeond: job 42: data kept")
     (root / "run/jobs/42/state.json").unlink()  # the record alone, as after a reboot
     (root / "run/jobs/42/instance").unlink()
-    (root / "run/jobs/42").rmdir()
+    shutil.rmtree(root / "run/jobs/42")
     assert verdicts(giving_up) == {"job 42": "removed"}
     assert not home.exists()
     assert not (root / "reason").exists()
@@ -256,6 +289,141 @@ def test_a_stuck_node_is_drained_with_the_reason_until_a_sweep_finds_it_clean(ro
     assert (root / "reason").read_text().strip() == "broken fan"
 
 
+class CutError(BaseException):
+    """The power fails here."""
+
+
+def cut_at(device: str, number: int) -> Callable[[str], None]:
+    """The power fails at a step on one device, when work on the others is as far as it can be."""
+    seen: list[str] = []
+
+    def step(text: str) -> None:
+        if f"/{device}/" in text:
+            seen.append(text)
+            if len(seen) > number:
+                raise CutError
+
+    return step
+
+
+def two_devices(root: Path) -> tuple[SiteConfig, Plan]:
+    (root / "nvme1").mkdir(mode=0o755)
+    config = site(root, storage={"kind": "directory", "paths": [f"{root}/nvme0", f"{root}/nvme1"]})
+    node = os.uname().nodename.split(".")[0]
+    asked = Request(stage_out=(Transfer("out", "/global/out"),))
+    return config, make_plan(config, asked, Job(42, 1000, 1000, "alice"), (node,))
+
+
+def homes(root: Path) -> list[str]:
+    return [str(path) for device in ("nvme0", "nvme1") for path in (root / device).iterdir()]
+
+
+@pytest.mark.parametrize("device", ["nvme0", "nvme1"])
+def test_a_power_cut_while_targets_are_made_leaves_nothing_that_is_owed(root: Path, device: str) -> None:
+    config, plan = two_devices(root)
+    number, done = 0, False
+    while not done:
+        with suppress(CutError):
+            storage.prepare(plan, plan.nodes[0], step=cut_at(device, number))
+            done = True
+        shutil.rmtree(root / "run")
+        if not done:
+            assert set(verdicts(config).values()) <= {"removed"}
+            assert homes(root) == []
+        number += 1
+    assert number > 3
+    assert verdicts(config) == {"job 42": "kept"}  # the job may have run
+
+
+@pytest.mark.parametrize("device", ["nvme0", "nvme1"])
+def test_a_power_cut_in_a_wipe_leaves_a_wipe_that_goes_on(root: Path, device: str) -> None:
+    config, plan = two_devices(root)
+    number, done, found = 0, False, []
+    while not done:
+        storage.prepare(plan, plan.nodes[0])
+        for target in plan.targets:
+            Path(target.data, "result").write_text("owed")
+        with suppress(CutError):
+            storage.wipe(plan, "delete", deadline_s=60, step=cut_at(device, number))
+            done = True
+        shutil.rmtree(root / "run")
+        found += list(verdicts(config).values())
+        assert homes(root) == []
+        number += 1
+    assert set(found) == {"removed"}
+    assert len(found) > 3
+
+
+def test_a_wipe_that_one_device_refuses_to_write_down_goes_on_after_a_power_cut(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    config, plan = two_devices(root)
+    storage.prepare(plan, plan.nodes[0])
+    real = storage._replace_record
+
+    def failing(record: storage.Record) -> None:
+        if "nvme1" in record.home:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "_replace_record", failing)
+        with pytest.raises(NodeError, match="nvme1/job-42: the record cannot be written"):
+            storage.wipe(plan, "delete", deadline_s=60)
+    shutil.rmtree(root / "run")
+    assert verdicts(config) == {"job 42": "removed"}
+    assert homes(root) == []
+
+
+def write_config(path: Path, **changed: Any) -> None:
+    """As another version had it."""
+    data = json.loads(path.read_text())
+    for section, keys in changed.items():
+        data["config"][section] |= keys
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_what_another_version_made_is_swept_and_what_cannot_be_understood_is_named(
+    root: Path, *, rebooted: bool
+) -> None:
+    config = site(root)
+    for job_id, changed in (
+        (50, {"storage": {"kind": "tape"}}),
+        (51, {"storage": {"spin": 7200}}),
+        (52, {}),
+    ):
+        instance(config, job_id)
+        write_config(root / f"run/jobs/{job_id}/state.json", **changed)
+        write_config(root / f"nvme0/job-{job_id}/instance.json", **changed)
+    if rebooted:
+        shutil.rmtree(root / "run")
+    found = {item.what: item for item in sweep.sweep(config)}
+    assert {what: item.verdict for what, item in found.items()} == {
+        "job 50": "stuck", "job 51": "removed", "job 52": "removed",
+    }  # fmt: skip
+    assert "job 50 was written by another version of beeond-ctl, which had another storage.kind" in (
+        found["job 50"].text
+    )
+    assert [path.name for path in (root / "nvme0").iterdir()] == ["job-50"]
+
+
+def test_the_epilog_of_an_instance_that_another_version_made(root: Path) -> None:
+    config = site(root)
+    (root / "config.toml").write_text(
+        f"[paths]\nrun = '{root}/run'\nlog = '{root}/log'\n[slurm]\npath = ['{root}/bin']\n"
+    )
+    node = os.uname().nodename.split(".")[0]
+    for job_id, changed in ((50, {"kind": "tape"}), (51, {"spin": 7200})):
+        instance(config, job_id)
+        write_config(root / f"run/jobs/{job_id}/state.json", storage=changed)
+    with pytest.raises(NodeError, match="job 50 was written by another version"):
+        teardown.epilog({"SLURM_JOB_ID": "50", "SLURMD_NODENAME": node}, root / "config.toml")
+    assert "beeond: job 50: stage-out is not proved: the record of job 50" in (root / "reason").read_text()
+    assert teardown.epilog({"SLURM_JOB_ID": "51", "SLURMD_NODENAME": node}, root / "config.toml") == 0
+    assert [path.name for path in (root / "nvme0").iterdir()] == ["job-50"]
+
+
 def test_a_job_is_left_alone_where_slurm_says_that_it_lives_or_says_nothing(root: Path) -> None:
     config = site(root)
     instance(config, 43)
@@ -282,5 +450,12 @@ def test_event_logs_past_their_age_are_removed_but_for_those_of_jobs_that_are_he
         (logs / name).touch()
         age_s = 10 * DAY_S if name == "46.jsonl" else 40 * DAY_S
         os.utime(logs / name, (time.time() - age_s,) * 2)
-    assert verdicts(config) == {"job 45": "kept", f"event logs in {logs}": "removed"}
+    proofs = root / "run/proved"  # of jobs whose log was full
+    proofs.mkdir()
+    for name, age_days in (("44", 40), ("45", 40), ("46", 10)):
+        (proofs / name).touch()
+        os.utime(proofs / name, (time.time() - age_days * DAY_S,) * 2)
+    found = {"job 45": "kept", f"event logs in {logs}": "removed", f"proofs in {proofs}": "removed"}
+    assert verdicts(config) == found
+    assert sorted(path.name for path in proofs.iterdir()) == ["45", "46"]
     assert sorted(path.name for path in logs.iterdir()) == ["45.jsonl", "46.jsonl", "notes.txt"]

@@ -24,9 +24,6 @@ PORTS: Final = {
     "gRPC": 8010,
 }
 
-_MAX_TARGETS: Final = 65535
-"""Target numbers have 16 bits."""
-
 DEFAULT_POOL: Final = 1
 """The number of BeeGFS's own pool, which has all targets that are in no other."""
 
@@ -60,9 +57,7 @@ def node_number(plan: Plan, node: str) -> int:
 
 
 def target_number(plan: Plan, node: str, index: int) -> int:
-    """Number of a node's target, in an instance. Raises ConfigError when there are too many."""
-    if len(plan.nodes) * len(plan.targets) > _MAX_TARGETS:
-        raise ConfigError(f"backend beegfs has at most {_MAX_TARGETS} targets; use fewer of storage.paths")
+    """Number of a node's target, in an instance; it has 16 bits, see `plan.MOST_TARGETS`."""
     return plan.node_index[node] * len(plan.targets) + index + 1
 
 

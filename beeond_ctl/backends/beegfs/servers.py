@@ -55,6 +55,9 @@ A server that registers asks by UDP, and waits 1.0 s in vain for an answer that 
 share a busy core, each second one did.
 """
 
+_LOG_SIZE: Final = {"logNumLines": "2500", "logNumRotatedFiles": "1"}
+"""All servers of a node together stay below `logs.SIZE`, which their own 50,000 would not. The newest stay."""
+
 # Classes of free space that decide where new files may go. BeeGFS's own are for large permanent systems: a target of
 # less than 1 TiB would be in short supply from the start, and files get fewer stripes than asked when targets differ.
 _LOW_SPACE, _LEAST_SPACE = 1024**3, 256 * 1024**2
@@ -176,6 +179,7 @@ def _daemon(
         **settings,
         **({"logType": "logfile"} if plan.edition == "8" else {}),
         "logStdFile": log,
+        **_LOG_SIZE,
         "connAuthFile": auth_path(plan),
         "runDaemonized": "false",
         **_site(plan, name),

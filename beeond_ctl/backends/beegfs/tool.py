@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from beeond_ctl.backends import Answer, Command, File, Question
 from beeond_ctl.backends.beegfs import layout
 from beeond_ctl.backends.beegfs.layout import PORTS
 from beeond_ctl.backends.beegfs.servers import auth_file, auth_path
+from beeond_ctl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -225,8 +227,12 @@ def patterns(plan: Plan) -> dict[str, tuple[int, layout.Pool | None]]:
     return found
 
 
+def _chunk_size(plan: Plan) -> int:
+    return plan.request.chunk_size or plan.config.beegfs.chunk_size
+
+
 def _chunk(plan: Plan) -> tuple[int, str]:
-    size = plan.request.chunk_size or plan.config.beegfs.chunk_size
+    size = _chunk_size(plan)
     return (size >> 20, "m") if size % 1024**2 == 0 else (size >> 10, "k")
 
 
@@ -280,7 +286,7 @@ def _arrange_8(plan: Plan, keys: Keys) -> Iterator[Command]:
             "--num-targets", str(count), *(("--pattern", "mirrored") if plan.request.mirror else ()),
             *(("--pool", pool_.name) if pool_ else ()), *paths, wrong=partial(unfound, paths),
         )  # fmt: skip
-    seen = {path: f"({count}x{number}{unit.upper()})" for path, (count, _) in wanted.items()}
+    seen = {path: (count, _chunk_size(plan)) for path, (count, _) in wanted.items()}
     yield _tool_8(plan, keys, "entry", "info", "--mount=none", *seen, wrong=partial(unset, seen), again_s=0)
 
 
@@ -318,8 +324,8 @@ def unfound(wanted: Iterable[str], answer: bytes) -> str:
     return f"no pattern was set for {', '.join(wanted)}" if b"processed 0 entries" in answer else ""
 
 
-def unset(wanted: Mapping[str, str], answer: bytes) -> str:
-    """Which of `wanted` (path: end of its stripe pattern, such as "(4x1M)") `beegfs entry info` shows otherwise."""
+def unset(wanted: Mapping[str, tuple[int, int]], answer: bytes) -> str:
+    """Which of `wanted` (path: number of targets, bytes of a chunk) `beegfs entry info` shows otherwise."""
     seen = {
         str(entry.get("path")): str(entry.get("stripe_pattern"))
         for entry in _entries(answer.decode(errors="replace"))
@@ -327,6 +333,14 @@ def unset(wanted: Mapping[str, str], answer: bytes) -> str:
     wrong = [
         f"{path} has {seen.get(path, 'none')}"
         for path, pattern in wanted.items()
-        if not re.sub(r"\s", "", seen.get(path, "")).endswith(pattern)
+        if _pattern(seen.get(path, "")) != pattern
     ]
     return f"stripe patterns were not set: {', '.join(wrong)}" if wrong else ""
+
+
+def _pattern(shown: str) -> tuple[int, int] | None:
+    """Number of targets and bytes of a chunk, out of "RAID0 (4x1M)": it takes the largest unit that fits."""
+    found = re.search(r"\((\d+)x(\w+)\)$", re.sub(r"\s", "", shown))
+    with suppress(ValueError):
+        return (int(found[1]), parse_size(found[2])) if found else None
+    return None

@@ -651,6 +651,14 @@ def _ctl_7(options: dict[str, str], paths: list[str], host: str, number: int, se
         fail(1, "Invalid mode")
 
 
+def largest_unit(size: str) -> str:
+    """How the tool prints a size such as 1024Mi: 1G."""
+    number, unit = int(size[:-2]), size[-2]
+    while number % 1024 == 0:
+        number, unit = number // 1024, {"K": "M", "M": "G"}[unit]
+    return f"{number}{unit}"
+
+
 def tool_8(edition: str, arguments: list[str]) -> NoReturn:
     values = {
         "--mgmtd-addr": "auto",
@@ -716,7 +724,7 @@ def tool_8(edition: str, arguments: list[str]) -> NoReturn:
         sys.stdout.write(f"Summary: processed {len(words) - 2} entries\n")
     elif words[:2] == ["entry", "info"] and values["--mount"] == "none":
         for path, pattern in asked(ask="patterns", paths=words[2:])["patterns"].items():
-            shown = f"RAID0 ({pattern[1]}x{pattern[0].removesuffix('i')})" if pattern else "RAID0 (4x512K)"
+            shown = f"RAID0 ({pattern[1]}x{largest_unit(pattern[0])})" if pattern else "RAID0 (4x512K)"
             rows.append({"path": path, "entry_id": "n/a", "stripe_pattern": shown, "type": 1})
     elif words[:2] in (["pool", "create"], ["mirror", "autocreate"], ["mirror", "init"]):
         fail(1, "Error: License verification library not loaded. Feature unavailable.")

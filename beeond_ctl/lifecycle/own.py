@@ -1,0 +1,19 @@
+"""Whose the id of an instance is: Slurm's, or that of `beeond-ctl up`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beeond_ctl import events
+from beeond_ctl.plan import FIRST_OWN_ID, OLD_OWN_IDS
+
+if TYPE_CHECKING:
+    from beeond_ctl.config import SiteConfig
+
+
+def without_slurm(config: SiteConfig, job_id: int) -> bool:
+    """Whether `up` made the instance. An old id may be that of a federation's job: the event log has what began it."""
+    if job_id not in OLD_OWN_IDS:
+        return job_id >= FIRST_OWN_ID
+    begun = [event.get("event") for event in events.read(config.paths.log, job_id)]
+    return next((event for event in reversed(begun) if event in ("up", "prolog")), "") == "up"

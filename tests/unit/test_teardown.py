@@ -1,0 +1,156 @@
+"""Tear-down of one node: the other nodes are stood in for by a team that answers as they would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from beeond_ctl import state as states
+from beeond_ctl import storage
+from beeond_ctl.config import SiteConfig
+from beeond_ctl.errors import NodeError, PeerError, RetainedError
+from beeond_ctl.lifecycle import teardown, tell
+from beeond_ctl.lifecycle.here import Here
+from beeond_ctl.plan import Job
+from tests.unit.root_directory import root_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from beeond_ctl.lifecycle.team import Team
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+
+OF_OLD = {"ran": True, "hurry": False}
+"""What a node of a version before says."""
+
+
+class Others:
+    """What the other nodes say; `lost` if they do not come."""
+
+    def __init__(self, *, lost: bool) -> None:
+        self._lost = lost
+        self.told: list[str] = []
+        self.heard: dict[str, dict[str, Any]] = {}
+
+    def meet(self, point: str, report: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        del timeout_s
+        self.heard[point] = report
+        if self._lost:
+            raise PeerError(f"n1 did not come to {point}", ("n1",))
+        return teardown._ending({"n1": OF_OLD, "n2": report}) if point == "ending" else {}
+
+    def check(self) -> None:
+        """Nothing is wrong."""
+
+    def ask(self, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        raise AssertionError(kind, payload, timeout_s)
+
+    def fail(self, message: str, *, user_fault: bool, nobody: bool = False) -> None:
+        assert not user_fault
+        assert not nobody
+        self.told.append(message)
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Others:
+    team = Others(lost=getattr(request, "param", True))
+
+    @contextmanager
+    def open_team(*_: object, **__: object) -> Iterator[Others]:
+        yield team
+
+    monkeypatch.setattr(teardown, "open_team", open_team)
+    return team
+
+
+def second(root: Path, without: list[str], **more: Any) -> Here:
+    """The second of a job's nodes, when the job has ended and owes a stage-out."""
+    config = SiteConfig.model_validate({
+        "storage": {"paths": [f"{root}/nvme0"], "without": without}, "mount": {"root": f"{root}/mnt"},
+        "paths": {"run": f"{root}/run", "log": f"{root}/log"}, "slurm": {"tell_in_output": False},
+    })  # fmt: skip
+    asked = '{"v":1,"stage_out":[["out","/g",[]]]}'
+    job = Job(42, 1000, 1000, "alice")
+    state = states.State(
+        job, ("n1", "n2"), "n2", asked, config.model_dump(mode="json"), phase="ready", ran=True, **more
+    )
+    states.create(config.paths.run, state)
+    return Here(config, state)
+
+
+def fail(here: Here, team: Team) -> None:
+    del here, team
+    raise NodeError("the client does not start")
+
+
+@pytest.mark.usefixtures("others")
+def test_a_node_that_only_mounts_keeps_nothing_of_a_stage_out_that_is_not_proved(tmp_path: Path) -> None:
+    here = second(tmp_path, ["n2"])
+    teardown.end(here, "epilog", prepare=fail)
+    assert not here.run_dir.exists()
+    here = second(tmp_path, [])
+    with pytest.raises(RetainedError, match="n1 did not come"):
+        teardown.end(here, "epilog", prepare=fail)
+    assert states.read(here.config.paths.run, 42) == here.state
+    assert here.state.phase == "retained"
+
+
+@pytest.mark.parametrize("others", [False], indirect=True)
+def test_a_node_that_only_mounts_says_so_when_it_was_its_own_fault(tmp_path: Path, others: Others) -> None:
+    here = second(tmp_path, ["n2"])
+    with pytest.raises(NodeError, match="the client does not start"):
+        teardown.end(here, "epilog", prepare=fail)
+    assert others.told == ["the client does not start"]
+    assert not here.run_dir.exists()
+
+
+def summary() -> dict[str, Any]:
+    return {"proved": True, "missing": False, "copied": 1, "skipped": 0, "bytes": 1, "seconds": 1.0}
+
+
+@pytest.mark.parametrize("others", [False], indirect=True)
+def test_the_user_is_told_which_nodes_were_rebooted_before_the_stage_out(
+    tmp_path: Path, others: Others
+) -> None:
+    here = second(tmp_path, ["n1"], rebooted=True)  # it leads
+    here.log_begin("prolog")
+    for _ in range(2):  # a recovery that fails, and the next one
+        here.state.phase = "retained"
+        with pytest.raises(RetainedError, match="the client does not start"):
+            teardown.end(here, "recover", prepare=fail)
+    assert others.heard["ending"]["rebooted"] is True
+    here.events.log("step", step="stage-out", source="out", summary=summary())
+    told = tell.staged_out(here)
+    assert "proved; n2 WAS REBOOTED before, and what had not reached its devices by then IS LOST" in told
+    here.log_begin("prolog")  # another job with this id
+    here.events.log("step", step="stage-out", source="out", summary=summary())
+    assert tell.staged_out(here).endswith("proved")
+
+
+def test_what_is_said_to_be_kept_is_on_the_device(tmp_path: Path) -> None:
+    with root_directory() as root:
+        (root / "nvme0").mkdir()
+        (root / "after").mkdir()
+        with (root / "disk").open("wb") as file:
+            file.truncate(320 << 20)
+        subprocess.run(["mkfs.xfs", "-q", root / "disk"], check=True)
+        subprocess.run(["mount", "-o", "loop", root / "disk", root / "nvme0"], check=True)
+        here = second(root, [])
+        storage.prepare(here.plan, "n2")
+        Path(here.plan.targets[0].data, "result").write_bytes(b"weeks" * 100_000)
+        with pytest.raises(RetainedError):
+            teardown.retain(here, "quota")
+        # What a power cut would leave.
+        shutil.copy(root / "disk", tmp_path / "disk")
+        subprocess.run(["mount", "-o", "loop,nouuid", tmp_path / "disk", root / "after"], check=True)
+        (record,) = (root / "after").glob("job-42/instance.json")
+        assert '"phase": "retained"' in record.read_text()
+        assert (root / "after/job-42/data/result").read_bytes() == b"weeks" * 100_000
