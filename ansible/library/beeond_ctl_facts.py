@@ -41,19 +41,32 @@ ansible_facts:
 """
 
 CONTROLLER = "/usr/bin/beeond-ctl"
+CONFIGURATION = "/etc/beeond-ctl/config.toml"
+JOBS = "/run/beeond-ctl/jobs"
+TIMEOUT_S = 60
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin:/opt/slurm/bin:/usr/local/bin"
+
+
+def run(*words: str) -> tuple[str | None, str]:
+    """What a command prints; None, and why, where it is not there or fails."""
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False,
+            env={"PATH": PATH, "LC_ALL": "C.UTF-8"},
+        )  # fmt: skip
+    except OSError as error:
+        return None, error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {TIMEOUT_S} s"
+    if done.returncode != 0:
+        told = done.stderr.decode(errors="replace").strip().splitlines()
+        return None, told[-1] if told else f"exit code {done.returncode}"
+    return done.stdout.decode(errors="replace"), ""
 
 
 def output(*words: str) -> str | None:
     """What a command prints; None where it is not there or fails."""
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
-            env={"PATH": PATH, "LC_ALL": "C.UTF-8"},
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+    return run(*words)[0]
 
 
 def text_of(path: str) -> str:
@@ -117,6 +130,9 @@ def hints(settings: Settings, hooks: dict[str, dict[str, Any]]) -> Iterator[str]
     flags = settings.get("PrologFlags", "").lower().split(",")
     if "alloc" not in flags and "contain" not in flags:
         yield "slurm.conf: add Alloc to PrologFlags: PrologFlags=Alloc"
+    for flag in ("RunInJob", "Serial"):
+        if flag.lower() in flags:
+            yield f"slurm.conf: take {flag} out of PrologFlags; `beeond-ctl check` says why"
     health = settings.get("HealthCheckProgram", "(null)")
     ours = "/usr/libexec/beeond-ctl/health-check"
     if health in ("", "(null)"):
@@ -173,12 +189,29 @@ def node(name: str) -> dict[str, str]:
     }
 
 
-def ask(*words: str) -> Any:  # noqa: ANN401 - whatever JSON can say
-    """What the controller that is installed prints as JSON."""
-    try:
-        return json.loads(output(CONTROLLER, *words) or "null")
-    except ValueError:
-        return None
+def ask(trouble: list[str], *words: str) -> Any:  # noqa: ANN401 - whatever JSON can say
+    """What the installed controller prints as JSON; None, and the reason in `trouble`, where it does not answer."""
+    text, why = run(CONTROLLER, *words)
+    if text is not None:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            why = f"its answer is not JSON ({error})"
+    trouble.append(f"`beeond-ctl {' '.join(words)}` fails: {why}")
+    return None
+
+
+def controller() -> dict[str, Any]:
+    """The node's instances and secrets. None stands for what is not known, which must not be taken for none."""
+    trouble: list[str] = []
+    if os.path.exists(CONTROLLER) and os.path.exists(CONFIGURATION):
+        instances, secret = ask(trouble, "status", "--json"), ask(trouble, "secret", "show", "--json")
+    else:
+        instances, secret = [], {}
+        if left := glob.glob(JOBS + "/*"):
+            instances = None
+            trouble.append(f"{', '.join(left)}: there is no controller with a configuration to ask about it")
+    return {"instances": instances, "secret": secret, "trouble": trouble}
 
 
 def main() -> None:
@@ -195,7 +228,6 @@ def main() -> None:
     found = slurm()
     settings = found["settings"]
     hooks = {kind: hook(settings, kind) for kind in ("Prolog", "Epilog")} if name else {}
-    installed = os.path.exists(CONTROLLER) and os.path.exists("/etc/beeond-ctl/config.toml")
     facts = {
         "prefix": prefix,
         "paths": module.params["storage"],
@@ -222,8 +254,7 @@ def main() -> None:
         "hooks": hooks,
         "hints": list(hints(settings, hooks)) if name else [],
         "node": node(name) if name else {},
-        "instances": (ask("status", "--json") if installed and name else None) or [],
-        "secret": (ask("secret", "show", "--json") if installed and name else None) or {},
+        **(controller() if name else {"instances": [], "secret": {}, "trouble": []}),
         "storage": [
             os.path.join(path, entry)
             for path in module.params["storage"]
