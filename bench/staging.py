@@ -30,6 +30,7 @@ import click
 import beeond_ctl
 from bench import slow_calls
 from bench.row import Row
+from tests.faults import through_fs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -303,32 +304,17 @@ def bench_slow(bench: Bench, count: int, delay_us: int = 5000) -> None:
 
 
 def bench_slow_fs(bench: Bench, count: int, delay_us: int = 5000) -> None:
-    """Source and destination on a FUSE file system that sleeps 5 ms in each metadata call (see slow_fs.c), ten files in
-    a directory. Within one directory the kernel lets only one name be made at a time, whoever asks."""
+    """Source and destination on a FUSE file system that sleeps 5 ms in each metadata call (see through_fs.c), ten files
+    in a directory. Within one directory the kernel lets only one name be made at a time, whoever asks."""
     what = f"{count} x 4 KiB, on a FUSE file system that sleeps {delay_us / 1000:g} ms"
-    program, below, mount = (bench.area / name for name in ("slow_fs", "below", "mount"))
-    code = Path(__file__).with_name("slow_fs.c")
-    found = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=False
-    )
-    if found.returncode or os.geteuid():
-        bench.missing.append(f"{what} (needs root, pkg-config and libfuse3-dev)")
+    if why := through_fs.missing():
+        bench.missing.append(f"{what} ({why})")
         return
-    subprocess.run(["cc", "-O2", "-o", program, code, *found.stdout.split()], check=True)
-    for number in range(count):
-        directory = below / "slow" / f"d{number // 10}"
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"f{number}").write_bytes(os.urandom(4096))
-    mount.mkdir()
-    environment = {**os.environ, "SLOW_FS_BELOW": str(below), "SLOW_FS_DELAY_US": str(delay_us)}
-    options = "max_threads=128,max_idle_threads=128"
-    server = subprocess.Popen([program, "-f", "-o", options, mount], env=environment)
-    try:
-        deadline = time.monotonic() + 10
-        while not os.path.ismount(mount):
-            if time.monotonic() > deadline or server.poll() is not None:
-                raise TimeoutError(f"{program} has not mounted {mount}")
-            time.sleep(0.01)
+    with through_fs.mounted(bench.area, delay_us=delay_us) as (below, mount):
+        for number in range(count):
+            directory = below / "slow" / f"d{number // 10}"
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / f"f{number}").write_bytes(os.urandom(4096))
         source, target = mount / "slow", mount / "target"
 
         def forget() -> None:
@@ -344,9 +330,6 @@ def bench_slow_fs(bench: Bench, count: int, delay_us: int = 5000) -> None:
             20,
             before=forget,
         )
-    finally:
-        server.terminate()  # it unmounts
-        server.wait(30)
     for path in (below, bench.journal):
         shutil.rmtree(path, ignore_errors=True)
 

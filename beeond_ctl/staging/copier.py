@@ -1197,7 +1197,10 @@ class Copier:
                 if isinstance(both, _FailedError):
                     raise both
                 source, target = both
-                if self.setup["folds"] and not self.setup["single"] and (name := _clash(source, target)):
+                may_fold = (
+                    self.setup["folds"] or target.device != self.target.root.device
+                )  # tried at the root alone
+                if may_fold and not self.setup["single"] and (name := _clash(source, target)):
                     result.fail("destination", StagingError("same-name"), _join(path, name))
                     return
                 if (path or self.setup["root_made"]) and not self.setup["single"]:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.surplus import Doomed
 from beeond_ctl.staging.transfer import Fold
 from beeond_ctl.staging.worker import serve
+from tests.faults import through_fs
 from tests.unit.copying import worker
 
 if TYPE_CHECKING:
@@ -294,28 +294,10 @@ def test_what_is_new_at_the_source_keeps_its_directory_from_being_cleared(area: 
 @pytest.fixture
 def folding(area: Path) -> Iterator[Path]:
     """A file system to which names that differ in case are the same."""
-    code = Path(__file__).parents[1] / "faults/fold_fs.c"
-    program, below, top = area / "fold_fs", area / "below", area / "folding"
-    flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=False
-    )
-    if flags.returncode or os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("no FUSE")
-    subprocess.run(["cc", "-O1", "-o", program, code, *flags.stdout.split()], check=True)
-    below.mkdir()
-    top.mkdir()
-    running = subprocess.Popen([program, "-f", top], env={"FOLD_FS_BELOW": str(below)})
-    try:
-        deadline = time.monotonic() + 10
-        while not os.path.ismount(top):
-            assert running.poll() is None
-            assert time.monotonic() < deadline, "the file system does not come up"
-            time.sleep(0.01)
+    if why := through_fs.missing():
+        pytest.skip(why)
+    with through_fs.mounted(area, folds=True) as (_, top):
         yield top
-    finally:
-        subprocess.run(["umount", "-l", top], check=False)
-        running.kill()
-        running.wait()
 
 
 def test_where_names_fold_delete_is_refused_and_nothing_is_touched(area: Path, folding: Path) -> None:
@@ -351,6 +333,15 @@ def test_two_names_that_become_one_are_not_proved(area: Path, folding: Path) -> 
     ((cause, side),) = summary.failures
     assert (cause, side) == ("same-name", "destination")
     assert {name.lower() for name in summary.failures[cause, side].examples} == {"d/a", "e", "h/ab"}
+
+
+def test_two_names_that_become_one_in_what_is_mounted_below_are_not_proved(area: Path, folding: Path) -> None:
+    fill(area / "source", "d/x/A", "d/x/a", "d/e/f", "d/E/f", "other")
+    (area / "target/d").mkdir(parents=True)
+    mount("--bind", folding, area / "target/d")
+    summary = stage(Job(bytes(area / "source"), bytes(area / "target")), area)
+    assert not summary.proved
+    assert {name.lower() for name in summary.failures["same-name", "destination"].examples} == {"d/x/a", "d/e"}
 
 
 def test_a_name_that_was_there_in_another_spelling_is_copied_to(area: Path, folding: Path) -> None:

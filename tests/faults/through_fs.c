@@ -1,10 +1,16 @@
-/* A file system that passes everything on to a directory and sleeps before each metadata call: what a distant file
- * server costs, whatever calls a program makes and however it makes them.
+/* A file system that passes everything on to a directory, made awkward as its environment says:
  *
- *     cc -O2 -o slow_fs slow_fs.c $(pkg-config --cflags --libs fuse3)
- *     SLOW_FS_BELOW=/data SLOW_FS_DELAY_US=5000 slow_fs -f -o max_threads=128 /mnt
+ *     THROUGH_FS_BELOW=DIR      the directory
+ *     THROUGH_FS_DELAY_US=5000  it sleeps before each metadata call: what a distant file server costs, whatever calls a
+ *                               program makes and however it makes them
+ *     THROUGH_FS_FOLD=1         names are the same that differ in case only; an entry keeps the spelling that it was
+ *                               made with, as on vfat, SMB and others
  *
- * The kernel keeps names and attributes for a second, as with any FUSE file system. No extended attributes.
+ *     cc -O2 -o through_fs through_fs.c $(pkg-config --cflags --libs fuse3)
+ *     THROUGH_FS_BELOW=/data through_fs -f -o max_threads=128 /mnt
+ *
+ * The kernel keeps names and attributes for a second, as with any FUSE file system, but not where names fold. No extended
+ * attributes.
  */
 #define FUSE_USE_VERSION 31
 #define _GNU_SOURCE
@@ -12,20 +18,51 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 static int root;
 static useconds_t delay;
+static int folds;
 
-/* Sleep, and return `path` as it is called from `root`. */
+/* `path` as it is called from `root`, spelled as it is there as far as it is there; in memory that is not used again for a
+ * while. */
+static const char *below(const char *path)
+{
+	static __thread char memory[4][PATH_MAX];
+	static __thread int turn;
+	char *text = memory[turn++ % 4], *name;
+	if (!path[1])
+		return ".";
+	if (!folds)
+		return path + 1;
+	snprintf(text, PATH_MAX, "%s", path + 1);
+	for (name = text; name; name = strchr(name, '/') ? strchr(name, '/') + 1 : NULL) {
+		size_t length = strcspn(name, "/");
+		char above[PATH_MAX];
+		snprintf(above, sizeof above, "%.*s", (int)(name - text), text);
+		int fd = openat(root, *above ? above : ".", O_RDONLY | O_DIRECTORY);
+		DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+		if (!dir)
+			break;
+		for (const struct dirent *entry; (entry = readdir(dir));)
+			if (strlen(entry->d_name) == length && !strncasecmp(entry->d_name, name, length))
+				memcpy(name, entry->d_name, length);
+		closedir(dir);
+	}
+	return text;
+}
+
+/* The same, after the delay. */
 static const char *slow(const char *path)
 {
 	usleep(delay);
-	return path[1] ? path + 1 : ".";
+	return below(path);
 }
 
 static int done(int result)
@@ -130,12 +167,12 @@ static int fs_symlink(const char *text, const char *path)
 
 static int fs_rename(const char *from, const char *to, unsigned int flags)
 {
-	return done(renameat2(root, slow(from), root, to + 1, flags));
+	return done(renameat2(root, slow(from), root, below(to), flags));
 }
 
 static int fs_link(const char *from, const char *to)
 {
-	return done(linkat(root, slow(from), root, to + 1, 0));
+	return done(linkat(root, slow(from), root, below(to), 0));
 }
 
 static int fs_chmod(const char *path, mode_t mode, struct fuse_file_info *file)
@@ -167,7 +204,18 @@ static int fs_utimens(const char *path, const struct timespec times[2], struct f
 	return done(utimensat(root, slow(path), times, AT_SYMLINK_NOFOLLOW));
 }
 
+static void *fs_init(struct fuse_conn_info *connection, struct fuse_config *config)
+{
+	(void)connection;
+	if (folds) {
+		config->use_ino = 1;
+		config->entry_timeout = config->attr_timeout = config->negative_timeout = 0;
+	}
+	return NULL;
+}
+
 static const struct fuse_operations operations = {
+	.init = fs_init,
 	.getattr = fs_getattr,   .readlink = fs_readlink, .readdir = fs_readdir, .open = fs_open,
 	.create = fs_create,     .read = fs_read,         .write = fs_write,     .release = fs_release,
 	.fsync = fs_fsync,       .mkdir = fs_mkdir,       .unlink = fs_unlink,   .rmdir = fs_rmdir,
@@ -177,11 +225,12 @@ static const struct fuse_operations operations = {
 
 int main(int argc, char **argv)
 {
-	const char *below = getenv("SLOW_FS_BELOW"), *text = getenv("SLOW_FS_DELAY_US");
+	const char *directory = getenv("THROUGH_FS_BELOW"), *text = getenv("THROUGH_FS_DELAY_US");
 	delay = text ? (useconds_t)strtoul(text, NULL, 10) : 0;
-	root = below ? open(below, O_RDONLY | O_DIRECTORY) : -1;
+	folds = getenv("THROUGH_FS_FOLD") != NULL;
+	root = directory ? open(directory, O_RDONLY | O_DIRECTORY) : -1;
 	if (root < 0) {
-		perror("SLOW_FS_BELOW");
+		perror("THROUGH_FS_BELOW");
 		return 1;
 	}
 	umask(0);
