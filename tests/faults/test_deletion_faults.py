@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.local import copy_local
 from tests.faults import trees
-from tests.faults.injected import children_with
+from tests.faults.injected import ERRNOS, RUNS, children_with
 
 USER = Identity(65534, 65534, (65534,))
 
@@ -96,3 +97,46 @@ def test_wherever_a_listing_ends_early_what_is_wanted_stays(area: Path, injector
     assert {True, False} <= set(proved)
     assert copy_local(job, journal_dir=area / "journal", workers=1).proved
     assert trees.snapshot(bytes(area / "target")) == wanted
+
+
+def change(area: Path, rng: random.Random) -> None:
+    """Give the destination surplus at random places, some of it for what goes at the source."""
+    dirs = [Path(each) for each, _, _ in os.walk(area / "target")]
+    for number in range(4):
+        trees.build(bytes(rng.choice(dirs) / f"surplus{number}"), rng.randrange(1 << 30), entries=15)
+    files = sorted(path for path in (area / "source").rglob("*") if not path.is_dir() or path.is_symlink())
+    for path in rng.sample(files, 5):
+        path.unlink()
+        if rng.random() < 0.5:
+            trees.write(bytes(path), rng)
+            os.utime(path, (time.time() - 60,) * 2)  # else what is at the destination is newer, and stays
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_wherever_deleting_fails_or_is_killed_only_surplus_goes_and_the_next_run_ends_it(
+    seed: int, area: Path, injector: Path
+) -> None:
+    rng = random.Random(seed)
+    trees.build(bytes(area / "source"), seed)
+    (area / "journal").mkdir()
+    job = Job(bytes(area / "source"), bytes(area / "target"), ("delete", *rng.choice(((), ("update",)))))
+    assert copy_local(job, journal_dir=area / "journal", workers=2).proved
+    old = trees.files_in(bytes(area / "target"))
+    change(area, rng)
+    wanted, new = trees.snapshot(bytes(area / "source")), trees.files_in(bytes(area / "source"))
+    call, nth = rng.choice(("unlink", "unlink", "unlink", "stat", "open", "chmod")), rng.randrange(1, 60)
+    fault = f"{call}:{nth}:{rng.choice((0, 0, *ERRNOS))}"
+    sticky = {"FAULT_STICKY": "1"} if rng.random() < 0.3 else {}
+    with children_with(LD_PRELOAD=str(injector), FAULT=fault, **sticky):
+        summary = copy_local(job, journal_dir=area / "journal", workers=2)
+    assert trees.snapshot(bytes(area / "source")) == wanted, fault
+    there = trees.files_in(bytes(area / "target"))
+    for name, content in new.items():
+        if summary.proved or name in old:
+            assert there[name] in ((content,) if summary.proved else (content, old.get(name))), (fault, name)
+    assert summary.proved == (not summary.problems()), fault
+    if not summary.proved:
+        again = copy_local(job, journal_dir=area / "journal", workers=2)
+        assert again.proved, (fault, again.problems())
+    assert trees.leftovers(bytes(area / "target")) == [], fault
+    assert trees.snapshot(bytes(area / "target")) == wanted, fault
