@@ -30,6 +30,7 @@ CHURN_FILES = tuple(
         r"/run/munge/.*",
         r"/run/mount/.*",  # what mount(8) and blkid(8) note for themselves
         r"/run/blkid/.*",
+        r"/tmp/glfs-bt-\w+",  # GlusterFS makes and removes it in one go; empty, from whoever was killed in between
     )
 )
 # Command lines that say more than who they are, and what they are shown as.

@@ -341,7 +341,10 @@ def test_two_names_that_become_one_in_what_is_mounted_below_are_not_proved(area:
     mount("--bind", folding, area / "target/d")
     summary = stage(Job(bytes(area / "source"), bytes(area / "target")), area)
     assert not summary.proved
-    assert {name.lower() for name in summary.failures["same-name", "destination"].examples} == {"d/x/a", "d/e"}
+    assert {name.lower() for name in summary.failures["same-name", "destination"].examples} == {
+        "d/x/a",
+        "d/e",
+    }
 
 
 def test_a_name_that_was_there_in_another_spelling_is_copied_to(area: Path, folding: Path) -> None:
