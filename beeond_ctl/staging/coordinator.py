@@ -49,7 +49,12 @@ _VAIN: Final = 8
 _MOST_LOOKED: Final = 64 << 20
 """Bytes that are kept for a scanner that does not listen."""
 _SYNC_EVERY_S: Final = 5.0
-_PHASES: Final = ("copy", "crowded", "link", "delete", "clean", "finish", "locked", "unmark", "end")
+_PHASES: Final = (
+    *("copy", "crowded", "link", "clean", "finish", "locked"),
+    *("delete", "finish again", "locked again", "unmark", "end"),  # what is deleted changes its directory
+)
+_STRENGTHS: Final = ("read_back", "durable", "live")
+"""What a journal's proofs are worth: as much as those of the weakest run that has written there."""
 _HEX: Final = re.compile(r"([0-9a-f]{32})?")
 _DIGEST: Final = 16
 """Bytes of a piece's checksum."""
@@ -153,6 +158,7 @@ class Coordinator:
             "links": [], "dirs": [], "locked": [], "delete": [],
             "crowded": [],  # entries for which there was no room, and then files in pieces
             "alone": [],
+            "clean": [],  # where runs that did not end in order have written; some may have gone from the source
         }  # fmt: skip
         self._upcoming: Iterator[_Work] = iter(())
         self._looked: deque[tuple[str, str]] | None = None
@@ -176,6 +182,9 @@ class Coordinator:
         self._ended_s: float | None = None
         self._synced_s = 0.0
         self._clean = False
+        self._on_record = ""
+        """The directories that the journal had last, before anything was written in them."""
+        self._deletes = False
         self.listed: dict[str, int | str] = {}  # how much of the source was taken from its list
         self._journal: Journal | None = begun.journal
         self._spool, self._scanner = begun.spool, begun.scanner
@@ -195,17 +204,25 @@ class Coordinator:
         header: dict[str, Any] = {}
         self._run = 1
         self._root_made = False
+        self._root_mode: int | None = None
+        """What the destination's root had before it was opened up."""
         for kind, text in journal.read():
             if kind == "header":
                 header = wire.loads(text)
             elif kind == "run":
                 self._run += 1
                 self._clean = True  # until it turns out that the run has ended in order
+            elif kind == "dirs":
+                self._put_aside("clean", _how_many(text), text.decode("ascii"), "")
             elif kind == "closed":
-                self._clean = False
+                self._clean, self._root_mode = False, None
+                self._later["clean"].clear()
+            elif kind == "root" and text:
+                self._root_mode = int(text, 8)
             elif kind == "root":
                 self._root_made = True
         self._token = str(header.get("token") or os.urandom(4).hex())
+        stated = {**header_of(self.job), "token": self._token, "boot": boot}
         usable = (
             header.get("version") == _VERSION
             and header.get("hash") == HASH
@@ -216,9 +233,16 @@ class Coordinator:
             and (header.get("live") or not self.job.live)
         )
         if not usable:
-            header = {**header_of(self.job), "token": self._token, "boot": boot}
             journal.restart()
-            journal.append(("header", wire.dumps(header)))
+            journal.append(("header", wire.dumps(stated)))
+            journal.append(*(("dirs", dirs) for dirs, _, _ in self._set_aside("clean")))
+            if self._root_made:
+                journal.append(("root", ""))
+            if self._root_mode is not None:
+                journal.append(("root", f"{self._root_mode:o}"))
+        elif any(header[key] and not stated[key] for key in _STRENGTHS):
+            weaker = {key: header[key] and stated[key] for key in _STRENGTHS}
+            journal.append(("header", wire.dumps({**stated, **weaker})))
         known = journal.length if usable else 0
         journal.append(("run", boot))
         if self.job.durable:  # otherwise it counts only until the machine is booted again
@@ -231,6 +255,7 @@ class Coordinator:
             "run": self._run,
             "durable": self.job.durable,
             "root_made": self._root_made,
+            "root_mode": self._root_mode,
             "header": header_of(self.job),
             "only": self.job.only.decode(errors="surrogateescape"),
             "flushes": self.job.flushes.decode(errors="surrogateescape"),
@@ -278,7 +303,9 @@ class Coordinator:
                     raise wire.ProtocolError("its root can be made once")
                 self._making = True
                 self._synced_s = 0.0  # this one is synced
-                self._record(("root", ""))
+                if fields[1]:
+                    self._root_mode = int(fields[1], 8) & 0o7777
+                self._record(("root", fields[1] and f"{self._root_mode:o}"))
             elif kind == "ready":
                 self._setup = fields[1]
             elif kind == "missing":
@@ -298,7 +325,7 @@ class Coordinator:
                 self._tally.entries_total += 1
                 have, self._have = self._have, (bytearray(), bytearray())
                 self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], have=have)
-            elif kind in ("links", "dirs", "locked", "delete"):
+            elif kind in ("links", "dirs", "locked", "delete", "clean"):
                 self._tally.entries_total += int(fields[1]) if kind == "links" else 0
                 self._put_aside(kind, int(fields[1]), fields[3], fields[4])
             elif kind == "look":
@@ -473,6 +500,9 @@ class Coordinator:
                 self._copying[work.dirs] += 1
             if work.big:
                 work.big.running += 1
+            if work.dirs != self._on_record and work.dirs:
+                self._on_record = work.dirs
+                self._record(("dirs", work.dirs))  # before a temporary name may be there
             self._lock.notify_all()
             return {
                 "work": {
@@ -497,7 +527,7 @@ class Coordinator:
                     if not work.attempt:
                         self._add_piece(work.big)
                 return work
-            if _PHASES[self._phase] != "locked" or not self._outstanding:
+            if not _PHASES[self._phase].startswith("locked") or not self._outstanding:
                 upcoming = next(self._upcoming, None)
                 if upcoming is not None:
                     self._number += 1
@@ -544,17 +574,18 @@ class Coordinator:
         elif phase == "link":
             for dirs, payload, count in self._set_aside("links"):
                 yield _Work(0, "link", (dirs, payload), count, dirs)
-        elif phase == "delete" and "delete" in self.job.flags and self._scan_ok and not self._tally.failed:
-            for dirs, seen, count in self._set_aside("delete"):
-                yield _Work(0, "delete", (dirs, seen), count)
         elif phase == "clean" and self._clean and self._setup:
             yield _Work(0, "clean", (wire.dumps([""]),), 1)
-            yield from self._directories("clean", "dirs", "locked")
-        elif phase == "finish":
+            yield from self._directories("clean", "dirs", "locked", "clean")
+        elif phase == "delete" and "delete" in self.job.flags and self._scan_ok and not self._tally.failed:
+            self._deletes = True
+            for dirs, seen, count in self._set_aside("delete"):
+                yield _Work(0, "delete", (dirs, seen), count)
+        elif phase == "finish" or (phase == "finish again" and self._deletes):
             yield from self._directories("finish", "dirs")
-        elif phase == "locked":
+        elif phase == "locked" or (phase == "locked again" and self._deletes):
             yield from reversed(list(self._directories("finish", "locked")))
-        elif phase == "unmark" and self._marked and self._setup:
+        elif phase == "unmark" and (self._marked or self._root_mode is not None) and self._setup:
             yield _Work(0, "unmark", (), 0)
 
     def _directories(self, kind: str, *which: str) -> Iterator[_Work]:
@@ -630,7 +661,7 @@ class Coordinator:
             self._hand_in_look(work, answer.looked)
         records_: list[tuple[str, str]] = []
         # A further name of a file proves something only if all first names were proved, too.
-        if answer.proofs and not (work.kind == "link" and tally.failed):
+        if answer.proofs and not (work.kind == "link" and (tally.failed or "update" in self.job.flags)):
             records_.append(("proof", answer.proofs))
         if work.big is not None:
             records_ += self._accept_big(work, work.big, answer)
@@ -940,6 +971,12 @@ class _Answer:
         return bool(self.failures) and all(
             cause in NO_ROOM and side == "destination" for cause, side, _, _ in self.failures
         )
+
+
+def _how_many(dirs: bytes) -> int:
+    """Directories in a journal's record; 0 if it is none. Raises ProtocolError."""
+    found = wire.loads(dirs)
+    return len(found) if isinstance(found, list) else 0
 
 
 def _count(value: object) -> int:

@@ -1167,14 +1167,14 @@ class Copier:
         return wanted, found == {(inode, is_mounted)} and len(wanted) >= count
 
     def clean(self, dirs: list[str], result: _Result) -> None:
-        """Remove what runs of this transfer that were killed have left."""
+        """Remove what runs of this transfer that were killed have left, also where the source has no directory more."""
         prefix = tuple(f"{child.PREFIX}{token}." for token in (self.token, *self.setup["tokens"]))
         for path in dirs:
             try:
-                directory = self.target.open(path).fd if path in ("", ".") or self._there(path) else None
-                if directory is None:
+                if path and not (self._opens(self.source, path) or self._is_at_target(path)):
                     result.skipped += 1
                     continue
+                directory = self.target.open(path).fd
                 for name in os.listdir(directory):
                     if name.startswith(prefix) and name != self.setup["marker"]:
                         with contextlib.suppress(FileNotFoundError):  # the root is handed out twice
@@ -1183,9 +1183,21 @@ class Copier:
             except (OSError, StagingError) as error:
                 result.fail("destination", error, path)
 
-    def _there(self, path: str) -> bool:
-        """Whether the source still has the directory; if not, `clean` must not make it at the destination."""
-        return self._opens(self.source, path)
+    def _is_at_target(self, path: str) -> bool:
+        """Whether the destination has the directory, which must not be made to find that out. Raises OSError,
+        StagingError."""
+        at = ""
+        for name in path.split("/"):
+            if name in ("", ".", ".."):  # a flush's journal may say anything
+                return False
+            try:
+                info = os.stat(name, dir_fd=self.target.open(at).fd, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            if not stat.S_ISDIR(info.st_mode):
+                return False
+            at = _join(at, name)
+        return True
 
     def finish(self, dirs: list[str], result: _Result) -> None:
         """Give directories the metadata of their sources, children first, and sync them."""
@@ -1236,19 +1248,21 @@ class Copier:
             result.note(note, path or ".")
 
     def unmark(self, result: _Result) -> None:
-        """Remove the name by which other nodes know the destination, whose own metadata have been set before."""
-        root = self.target.root
-        if not self.setup["marker"]:
-            return
+        """Remove the name by which other nodes know the destination, whose own metadata have been set before, and give
+        a destination that was there the mode that it had."""
+        root, marker, mode = self.target.root, self.setup["marker"], self.setup["root_mode"]
         try:
-            self.target.unlock()
-            unmark(root.fd, self.setup["marker"])
-            if self.setup["root_made"] and not self.setup["single"]:
-                self._finish_one(self.source.root.fd, root, "", _Result())
+            if marker:
+                self.target.unlock()
+                unmark(root.fd, marker)
+                if self.setup["root_made"] and not self.setup["single"]:
+                    self._finish_one(self.source.root.fd, root, "", _Result())
+            if mode is not None:
+                os.fchmod(root.fd, mode)
             if self._sync_of(root).how != _Sync.NONE:
                 child.sync_directory(root.fd)
         except (OSError, StagingError) as error:
-            result.fail("destination", error, self.setup["marker"])
+            result.fail("destination", error, marker or ".")
 
     def trim(self) -> None:
         """Close what is not in use any more."""

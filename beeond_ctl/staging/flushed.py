@@ -36,17 +36,24 @@ attribute-timeout; BeeGFS's tuneDirSubentryCacheValidityMS)."""
 
 class Flushed:
     """What flushes of a transfer have done: fingerprints of what they have proved, tokens of those that did not end in
-    order, and whether one of them made the root of the destination."""
+    order and directories that these have written in, and whether one of them made the root of the destination."""
 
-    def __init__(self, marks: array[int], tokens: list[str], *, root_made: bool = False) -> None:
-        self.marks, self.tokens, self.root_made = marks, tokens, root_made
+    def __init__(
+        self,
+        marks: array[int],
+        tokens: list[str],
+        dirs: list[list[str]] | None = None,
+        *,
+        root_made: bool = False,
+    ) -> None:
+        self.marks, self.tokens, self.dirs, self.root_made = marks, tokens, dirs or [], root_made
 
 
 def known(directory: str, whole: dict[str, Any]) -> Flushed:
     """What the journals in `directory` tell of the transfer with the header `whole`. The rest proves nothing."""
-    found, tokens, root_made = array("Q"), [], False
+    found, tokens, dirs, root_made = array("Q"), [], [], False
     for fd in _journals(directory):
-        token = ""
+        token, written = "", []
         try:
             for kind, text in records(fd):
                 if kind == "header":
@@ -58,16 +65,20 @@ def known(directory: str, whole: dict[str, Any]) -> Flushed:
                     found += marks(text)
                 elif kind == "run":
                     tokens.append(token)
+                elif kind == "dirs":
+                    written.append([str(path) for path in wire.loads(text)])
                 elif kind == "root":
-                    root_made = True
+                    root_made = root_made or not text
                 elif kind == "closed":
                     tokens.remove(token)
+                    written.clear()
         except (OSError, wire.ProtocolError, ValueError, TypeError, KeyError, AttributeError):
             continue  # what was read until there counts
         finally:
             os.close(fd)
+            dirs += written
     tokens = sorted({token for token in tokens if re.fullmatch("[0-9a-f]{8}", token)})
-    return Flushed(found, tokens, root_made=root_made)
+    return Flushed(found, tokens, dirs, root_made=root_made)
 
 
 def _journals(directory: str) -> Iterator[int]:

@@ -7,9 +7,12 @@ Whatever byte it is cut off at, all whole records before count, and the next run
     run     JSON: run number, boot
     proof   what a copier proved (see `copier`)
     piece   one piece of a big file that was proved, and the temporary name it is under
-    root    the root of the destination was not there before this transfer
+    dirs    directories in which something is about to be written, under temporary names
+    root    the root of the destination was not there before this transfer, or the mode that it had before
     done    the whole transfer was proved
     closed  the run has left no temporary names; without it, the next run looks for them
+
+The last header counts: a run that proves less than the one before says so in another.
 """
 
 from __future__ import annotations

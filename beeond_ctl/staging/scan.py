@@ -217,6 +217,7 @@ def _flushed(config: dict[str, Any]) -> Flushed:
         time.sleep(max(0.0, STALE_S - (time.monotonic() - begun)))
     if not config["alone"]:
         found.tokens.clear()  # they may still run
+        found.dirs.clear()
     return found
 
 
@@ -832,11 +833,24 @@ def _make(destination: str) -> bool:
     """Make `destination`; whether it was missing. That is on record before, as its mode is then ours to set."""
     if os.path.isdir(destination):
         return False
-    _say("making")
-    if sys.stdin.buffer.readline(wire.MAX_LINE) != b"go\n":
-        raise BrokenPipeError  # nobody is there to put it on record
+    _on_record("")
     child.make_parents(destination)
     return True
+
+
+def _root_mode(known: int | None, target: os.stat_result) -> int | None:
+    """The mode that a destination of ours is to have again, if it has to be opened up; that is on record before."""
+    mode = stat.S_IMODE(target.st_mode)
+    if known is None and target.st_uid == os.geteuid() and mode & 0o700 != 0o700:
+        _on_record(f"{mode:o}")
+        return mode
+    return known
+
+
+def _on_record(mode: str) -> None:
+    _say("making", mode)
+    if sys.stdin.buffer.readline(wire.MAX_LINE) != b"go\n":
+        raise BrokenPipeError  # nobody is there to put it on record
 
 
 def _marked(token: str, destination: str) -> str:
@@ -876,6 +890,14 @@ def _fail(error: OSError | StagingError, side: str, path: str) -> None:
 def _main() -> None:
     config = wire.loads(sys.stdin.buffer.readline(wire.MAX_LINE))
     source, destination, flags = config["source"], config["destination"], config["flags"]
+    try:
+        info = os.stat(source)
+    except (FileNotFoundError, NotADirectoryError):
+        _say("missing", wire.dumps("no such file or directory"))
+        return
+    except OSError as error:
+        _say("refused", wire.dumps(["source", cause_of(error), f"{text_of(error)}"]))
+        return
     proofs = None
     flushed = _flushed(config)
     if flushed.marks:
@@ -886,14 +908,6 @@ def _main() -> None:
         fd, length = config["journal"]
         proofs = read_proofs(records(fd, length), flushed.marks)
         os.close(fd)
-    try:
-        info = os.stat(source)
-    except (FileNotFoundError, NotADirectoryError):
-        _say("missing", wire.dumps("no such file or directory"))
-        return
-    except OSError as error:
-        _say("refused", wire.dumps(["source", cause_of(error), f"{text_of(error)}"]))
-        return
     single: list[str] | None = None
     scan = _Scan(config, proofs)
     try:
@@ -920,6 +934,7 @@ def _main() -> None:
         tree = Tree(source, make=False)
         side = "destination"
         target = os.stat(destination)
+        root_mode = None if made or config["root_made"] else _root_mode(config["root_mode"], target)
     except OSError as error:
         _say("refused", wire.dumps([side, cause_of(error), text_of(error)]))
         return
@@ -950,6 +965,7 @@ def _main() -> None:
         "run": config["run"],
         "durable": config["durable"],
         "root_made": made or config["root_made"] or flushed.root_made,
+        "root_mode": root_mode,
         "fresh": fresh,
         "private": config["all_or_nothing"],
         "direct": config["all_or_nothing"] and fresh and config["run"] == 1,
@@ -968,6 +984,8 @@ def _main() -> None:
     _say("ready", wire.dumps(setup))
     if flushed.tokens:
         _say("dirty")
+    for dirs in flushed.dirs:
+        _say("clean", str(len(dirs)), "0", wire.dumps(dirs), "")
     unlisted = _use_list(scan, config["list"]) if config["list"] else ""
     scan.source, scan.destination = source, destination
     if single is None:

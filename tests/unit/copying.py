@@ -25,7 +25,7 @@ def worker(area: Path, **more: Any) -> copier.Copier:
     inodes = [(area / name).stat().st_ino for name in ("source", "target")]
     setup = {
         "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
-        "clock": "", "again": False, "private": False, "marker": "", "places": [None, None],
+        "root_mode": None, "clock": "", "again": False, "private": False, "marker": "", "places": [None, None],
         "folds": False, "hidden": "",
         "durable": False, "inodes": inodes, "source": str(area / "source"), "destination": str(area / "target"),
     }  # fmt: skip

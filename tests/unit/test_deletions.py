@@ -25,7 +25,7 @@ from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.surplus import Doomed
 from beeond_ctl.staging.transfer import Fold
 from beeond_ctl.staging.worker import serve
-from tests.faults import through_fs
+from tests.faults import through_fs, trees
 from tests.unit.copying import worker
 
 if TYPE_CHECKING:
@@ -345,6 +345,31 @@ def test_two_names_that_become_one_in_what_is_mounted_below_are_not_proved(area:
         "d/x/a",
         "d/e",
     }
+
+
+def test_nothing_is_deleted_before_every_directory_is_finished(area: Path, folding: Path) -> None:
+    fill(area / "source", "d/A", "d/a", "other")
+    fill(area / "target", "old", "other/old")
+    shutil.rmtree(area / "target/other")
+    (area / "target/d").mkdir()
+    mount("--bind", folding, area / "target/d")
+    summary = stage(deleting(area / "source", area / "target"), area)
+    assert not summary.proved
+    assert "old" in names(area / "target")
+
+
+def test_a_directory_has_its_metadata_again_when_something_was_deleted_in_it(area: Path) -> None:
+    for number, mode in enumerate((0o755, 0o500, 0o555)):
+        fill(area / "source", f"d{number}/sub/f")
+        fill(area / "target", f"d{number}/old", f"d{number}/sub/old")
+        for path in (f"source/d{number}/sub", f"source/d{number}"):
+            os.utime(area / path, ns=(10**18, 10**18 + number))
+            (area / path).chmod(mode)
+    summary = stage(deleting(area / "source", area / "target"), area)
+    assert summary.proved, summary.problems()
+    assert summary.deleted.count == 6
+    source, target = (trees.snapshot(bytes(area / side)) for side in ("source", "target"))
+    assert {**target, b".": None} == {**source, b".": None}  # which was there
 
 
 def test_a_name_that_was_there_in_another_spelling_is_copied_to(area: Path, folding: Path) -> None:

@@ -1,0 +1,237 @@
+"""What one run leaves to the next: what its journal is worth, what it has opened up, and what it has begun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from beeond_ctl.staging.job import Identity, Job
+from beeond_ctl.staging.local import copy_local
+from tests.faults import trees
+from tests.unit.copying import coordinator, next_work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from beeond_ctl.staging.transfer import Summary
+
+USER = Identity(65534, 65534, (65534,))
+OLD_NS = 10**18
+
+
+@pytest.fixture
+def area() -> Iterator[Path]:
+    """A directory that every user may pass, in memory where there is any."""
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
+    area = base / f"resumed-{os.getpid()}-{os.urandom(4).hex()}"
+    (area / "source").mkdir(parents=True)
+    area.chmod(0o755)
+    yield area
+    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
+    shutil.rmtree(area)
+
+
+def stage(area: Path, *flags: str, user: Identity | None = None, **more: bool | bytes) -> Summary:
+    (area / "journal").mkdir(mode=0o700, exist_ok=True)
+    job = Job(bytes(area / "source"), bytes(area / "target"), flags, **more)  # type: ignore[arg-type]
+    return copy_local(job, user, journal_dir=area / "journal", workers=1)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+
+
+def block(area: Path) -> None:
+    """Keep transfers from being proved, and so their journal."""
+    write(area / "source/blocked", "x")
+    (area / "target/blocked/by").mkdir(parents=True)
+
+
+def unblock(area: Path) -> None:
+    shutil.rmtree(area / "target/blocked")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- what a journal is worth ------------------------------------------------------------------------------
+
+
+def test_what_a_run_did_not_read_back_is_copied_by_one_that_does_although_an_earlier_one_did(
+    area: Path,
+) -> None:
+    block(area)
+    assert not stage(area).proved
+    write(area / "source/data", "right")
+    assert not stage(area, "metadata-only").proved
+    write(area / "target/data", "wrong")
+    unblock(area)
+    assert stage(area).proved
+    assert (area / "target/data").read_text() == "right"
+
+
+def test_what_was_read_back_counts_for_a_run_that_does_not(area: Path) -> None:
+    write(area / "source/data", "right")
+    block(area)
+    assert not stage(area).proved
+    summary = stage(area, "metadata-only")
+    assert (summary.copied, summary.skipped) == (0, 1)
+
+
+def test_what_was_copied_while_nobody_minded_writers_counts_for_none_that_does_although_an_earlier_did(
+    area: Path,
+) -> None:
+    block(area)
+    assert not stage(area, live=True, durable=True).proved
+    write(area / "source/data", "right")
+    assert not stage(area, durable=True).proved
+    summary = stage(area, live=True, durable=True)
+    assert (summary.copied, summary.skipped) == (1, 0)
+
+
+# --- a source that is not there ---------------------------------------------------------------------------
+
+
+def test_a_source_that_is_not_there_is_missing_whatever_is_known_of_it(area: Path) -> None:
+    write(area / "source/data", "x")
+    flushes = area / ".beeond-flush"
+    (flushes / "1").mkdir(parents=True)
+    job = Job(
+        bytes(area / "source"), bytes(area / "target"), ("update",), True, flushes=bytes(flushes), live=True
+    )
+    assert copy_local(job, journal_dir=flushes / "1", workers=1).proved
+    shutil.rmtree(area / "source")
+    summary = stage(area, "update", flushes=bytes(flushes), alone=True)
+    assert summary.missing
+    assert summary.problems() == [f"{area}/source: no such file or directory"]
+
+
+# --- what runs that were killed have begun ----------------------------------------------------------------
+
+
+def killed_in(area: Path, *below: str) -> Path:
+    """A temporary name that a run has left which was killed while it wrote below the source."""
+    for name in below:
+        write(area / "source" / name / "f", "x")
+    transfer = coordinator(area, "n1", durable=True)
+    while (work := next_work(transfer, "n1")["work"])["kind"] != "copy":
+        pass
+    token = transfer._token
+    place = area / "target" / below[0]
+    place.mkdir(parents=True)
+    left = place / f".beeond-ctl.{token}.{work['tag']}.0"
+    left.write_text("half")
+    transfer.cancel("test")
+    transfer.close()
+    return left
+
+
+@pytest.mark.parametrize("flags", [(), ("metadata-only",)])
+def test_what_a_killed_run_left_goes_although_the_source_has_no_such_directory_any_more(
+    area: Path, flags: tuple[str, ...]
+) -> None:
+    left = killed_in(area, "checkpoint/1", "checkpoint/2")
+    shutil.rmtree(area / "source/checkpoint")
+    block(area)
+    assert not stage(area, *flags, durable=True).proved
+    assert not left.exists()
+
+
+def test_it_goes_although_the_run_after_it_began_anew_and_was_killed_too(area: Path) -> None:
+    left = killed_in(area, "gone")
+    shutil.rmtree(area / "source/gone")
+    transfer = coordinator(area, "n1", durable=True, live=True)  # for which the journal is worth nothing
+    next_work(transfer, "n1")
+    transfer.cancel("test")
+    transfer.close()
+    assert stage(area, live=True, durable=True).proved
+    assert not left.exists()
+    assert not (area / "target/gone/f").exists()
+
+
+def test_what_was_never_there_is_not_made_to_be_cleaned(area: Path) -> None:
+    left = killed_in(area, "gone", "other")
+    shutil.rmtree(area / "source/gone")
+    shutil.rmtree(left.parent)
+    shutil.rmtree(area / "source/other")
+    write(area / "source/kept", "x")
+    assert stage(area, durable=True).proved
+    assert os.listdir(area / "target") == ["kept"]
+
+
+def test_what_a_killed_flush_left_goes_with_its_directory_gone(area: Path) -> None:
+    flushes = area / ".beeond-flush"
+    (flushes / "1").mkdir(parents=True)
+    write(area / "source/d/f", "x")
+    write(area / "source/e/f", "x")
+    part = Job(
+        bytes(area / "source"), bytes(area / "target"), (), True, flushes=bytes(flushes), live=True, only=b"d"
+    )
+    assert copy_local(part, journal_dir=flushes / "1", workers=1).proved
+    (journal,) = flushes.rglob("*.journal")
+    token = journal.read_bytes().partition(b'"token":"')[2][:8].decode()
+    os.truncate(journal, journal.stat().st_size - 7)  # the record that it ended in order
+    left = area / "target/d" / f".beeond-ctl.{token}.1.2.3"
+    left.write_text("half")
+    shutil.rmtree(area / "source/d")
+    assert stage(area, flushes=bytes(flushes), alone=True).proved
+    assert not left.exists()
+
+
+# --- the destination's own mode ---------------------------------------------------------------------------
+
+
+def give(area: Path) -> None:
+    subprocess.run(["chown", "-R", f"{USER.uid}:{USER.gid}", area / "source", area / "target"], check=True)
+
+
+@pytest.mark.root
+def test_a_destination_that_was_there_has_its_mode_again(area: Path) -> None:
+    (area / "source").rmdir()
+    trees.build(bytes(area / "source"), 7)
+    (area / "target").mkdir(mode=0o555)
+    give(area)
+    (area / "target").chmod(0o555)
+    assert stage(area, user=USER).proved
+    assert mode(area / "target") == 0o555
+
+
+@pytest.mark.root
+def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Path) -> None:
+    write(area / "source/f", "x")
+    (area / "target").mkdir()
+    give(area)
+    (area / "target").chmod(0o500)
+    transfer = coordinator(area, "n1", user=USER)
+    next_work(transfer, "n1")
+    transfer.cancel("test")
+    transfer.close()
+    assert mode(area / "target") == 0o700
+    assert stage(area, user=USER).proved
+    assert mode(area / "target") == 0o500
+    (area / "target").chmod(0o750)
+    assert stage(area, user=USER).proved
+    assert mode(area / "target") == 0o750
+
+
+def test_a_destination_that_was_made_has_the_sources_mode_although_the_next_run_began_anew(
+    area: Path,
+) -> None:
+    write(area / "source/f", "x")
+    (area / "source").chmod(0o711)
+    for flags in (("metadata-only",), ()):
+        transfer = coordinator(area, "n1", flags=flags)
+        next_work(transfer, "n1")
+        transfer.cancel("test")
+        transfer.close()
+    assert stage(area).proved
+    assert mode(area / "target") == 0o711
