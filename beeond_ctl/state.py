@@ -70,6 +70,8 @@ class State:
     attempt: str = ""
     """Random name of the last stage-out that this node took part in, the same on all nodes that did. What a proof
     names: job ids come again, and another node's log may be that of an earlier job."""
+    absent: list[int] = field(default_factory=list)
+    """Stage-outs, by their place in the request, whose source was not there after the job while all servers ran."""
     rebooted: bool = False
     """The node was rebooted while the data was in use: what had not reached its devices by then is lost."""
     mount: str | None = None

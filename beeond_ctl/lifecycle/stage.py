@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import flushes, slurm
-from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
+from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RetainedError, UserError
 from beeond_ctl.lifecycle import proof, steps
 from beeond_ctl.request import printable
 
@@ -48,6 +48,7 @@ class Stage:
         self.handlers = {"take": self._take, "report": self._report}
         self.combine: dict[str, Combine] = {f"staged-{index}": self._summing(index) for index in range(count)}
         self.combine["proved"] = self._prove
+        self.combine["absent"] = lambda reports: {"damage": _damage(reports)}
 
     def run(self, team: Team) -> None:
         """Copy everything, together with all other nodes; of a stage-out also what comes after a transfer that failed.
@@ -56,6 +57,7 @@ class Stage:
         proved, NodeError when this node cannot copy, PeerError when another one is lost.
         """
         failed: list[str] = []
+        absent: list[int] = []
         for index, transfer in enumerate(self._here.transfers(inward=self._inward)):
             with self._here.events.timed("stage-in" if self._inward else "stage-out") as extra:
                 extra |= {"transfer": index, "source": transfer.source, "destination": transfer.destination}
@@ -68,16 +70,29 @@ class Stage:
                         extra["listed"] = self._coordinators[index].listed
             if summary["cancelled"] == _GONE:
                 raise JobGoneError(f"job {self._here.state.job.job_id}: {_GONE} during its stage-in")
-            if not (summary["proved"] or (summary["missing"] and not self._inward and self._trust_missing)):
+            if summary["missing"] and not self._inward and (self._trust_missing or summary["absent"]):
+                absent.append(index)
+            elif not summary["proved"]:
                 failed.append(_told(transfer, summary, inward=self._inward))
                 if self._inward:
                     raise UserError(failed[0])
                 if summary["cancelled"]:
                     break
         if failed:
+            if absent and self._trust_missing:
+                self._remember(team, absent)
             raise RetainedError("; ".join(failed))
         if not self._inward:
             self._prove_together(team)
+
+    def _remember(self, team: Team, absent: list[int]) -> None:
+        """Have `recover` know which sources the job never made, if all nodes see that no server is missing."""
+        here = self._here
+        with suppress(PeerError):
+            told = steps.meet(here, team, "absent", here.config.deadlines.meet, damage=steps.damage(here))
+            if not told["damage"]:
+                here.state.absent = absent
+                here.save()
 
     def _prove_together(self, team: Team) -> None:
         """All nodes see that what was copied was the whole file system, then that it is proved.
@@ -96,9 +111,7 @@ class Stage:
         here.save()
 
     def _prove(self, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        damage = "; ".join(
-            f"{node}: {report['damage']}" for node, report in reports.items() if report["damage"]
-        )
+        damage = _damage(reports)
         if not damage:
             # Before anyone learns of it and wipes: the others' proof is this record.
             proof.keep(self._here)
@@ -125,7 +138,8 @@ class Stage:
                 stop,
                 processes=here.config.staging.workers or None,
             )
-            return team.meet(f"staged-{index}", {}, here.config.deadlines.stall)
+            absent = index in here.state.absent and not here.state.rebooted
+            return team.meet(f"staged-{index}", {"absent": absent}, here.config.deadlines.stall)
 
     def _announce_deletion(self, index: int, transfer: Transfer, user: Identity) -> None:
         """Have it in the event log what is going to be deleted, before it is."""
@@ -196,7 +210,7 @@ class Stage:
     def _summing(self, index: int) -> Callable[[dict[str, dict[str, Any]]], dict[str, Any]]:
         """What the leader answers once all nodes have finished transfer `index`."""
 
-        def combine(_: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        def combine(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
             summary = self._coordinators[index].summary()
             self._coordinators[index].close()
             return {
@@ -204,6 +218,7 @@ class Stage:
                 "problems": summary.problems()[:20], "remarks": summary.remarks()[:20],
                 "copied": summary.copied, "verified": summary.verified, "skipped": summary.skipped,
                 "failed": summary.failed, "bytes": summary.bytes, "seconds": round(summary.seconds, 3),
+                "absent": all(report.get("absent") for report in reports.values()),
             }  # fmt: skip
 
         return combine
@@ -285,6 +300,11 @@ def identity(here: Here) -> Identity:
     except (KeyError, OSError) as error:
         raise NodeError(f"the groups of user {job.user} are not known here: {error}") from None
     return Identity(job.uid, job.gid, tuple(groups))
+
+
+def _damage(reports: dict[str, dict[str, Any]]) -> str:
+    """What of the file system died, by node."""
+    return "; ".join(f"{node}: {report['damage']}" for node, report in reports.items() if report["damage"])
 
 
 def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:

@@ -196,7 +196,7 @@ def test_stage_out_that_cannot_be_proved_keeps_the_data_until_recover(site: Site
     job = cluster.submit(
         "alice", f'#!/bin/sh\nrsync -aHX /global/alice/tree/ "$BEEOND/out/"\n{HOLD}', "-N3",
         "--beeond-stage-out=out:/global/alice/target/%x", "--beeond-stage-out=out:/global/alice/second/out",
-        "--job-name=kept",
+        "--beeond-stage-out=never-made:/global/alice/second/nothing", "--job-name=kept",
     )  # fmt: skip
     running(cluster, job)
     cluster.readonly("/global/alice/target")
