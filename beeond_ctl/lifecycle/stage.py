@@ -218,6 +218,7 @@ class Stage:
                 "problems": summary.problems()[:20], "remarks": summary.remarks()[:20],
                 "copied": summary.copied, "verified": summary.verified, "skipped": summary.skipped,
                 "failed": summary.failed, "bytes": summary.bytes, "seconds": round(summary.seconds, 3),
+                "full": ("no-space", "destination") in summary.failures,
                 "absent": all(report.get("absent") for report in reports.values()),
             }  # fmt: skip
 
@@ -321,6 +322,9 @@ def _told(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> str:
             "if the job never made it, `recover --discard` gives it up when nothing else is named here"
         )
     reasons = "; ".join(summary["problems"]) or summary["cancelled"] or "no proof"
+    reasons = reasons.removeprefix(f"{shown}: ")
+    if inward and summary["full"]:
+        reasons += "; ask for more with capacity=, or for more nodes"
     return f"{name} {'of' if inward else 'to'} {shown}: {reasons}"
 
 

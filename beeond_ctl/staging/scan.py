@@ -926,6 +926,10 @@ def _main() -> None:
         elif stat.S_ISDIR(info.st_mode):
             if _refused(config, source, destination):
                 return
+            if os.path.exists(destination) and not os.path.isdir(destination):
+                text = "is a file, and the source a directory; move it away, or name another place"
+                _say("refused", wire.dumps(["destination", "other", text]))
+                return
             made = _make(destination)
         else:
             _say("refused", wire.dumps(["source", "other", "neither a file nor a directory"]))

@@ -222,6 +222,16 @@ def test_a_directory_is_not_copied_into_itself(area: Path) -> None:
     assert list((area / "source").iterdir()) == []
 
 
+def test_a_directory_is_not_copied_onto_a_file(area: Path) -> None:
+    (area / "source").mkdir()
+    (area / "target").write_text("kept")
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.refused == (
+        f"{area}/target: is a file, and the source a directory; move it away, or name another place"
+    )
+    assert (area / "target").read_text() == "kept"
+
+
 @pytest.mark.parametrize(
     "place", ["scratch", "scratch/saved", "scratch/not/there", "dangling/saved", "alias/saved"]
 )
