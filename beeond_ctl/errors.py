@@ -10,6 +10,7 @@
     │   └── OutsideError       nobody's fault in bring-up (slurmctld is silent): fails the job, drains nothing
     ├── PeerError              another node failed or did not come; this one is innocent
     ├── JobGoneError           the job was cancelled or requeued while we worked for it
+    ├── OutputError            what there is to say cannot be written
     └── RetainedError          the data was kept because it is not proved to be on global storage
 
 Only `beeond_ctl.cli` turns an exception into a message and an exit code.
@@ -68,6 +69,10 @@ class PeerError(BeeondError):
 
 class JobGoneError(BeeondError):
     """The job was cancelled, or ended, while its file system was still being made."""
+
+
+class OutputError(BeeondError):
+    """Standard output cannot be written. What was to be done may be done."""
 
 
 class RetainedError(BeeondError):

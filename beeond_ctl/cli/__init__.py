@@ -27,8 +27,10 @@ def main() -> None:
 
 
 def _command() -> object:
+    from beeond_ctl.cli import output
     from beeond_ctl.cli.commands import cli
 
+    output.prepare()
     code = cli.main(prog_name="beeond-ctl", standalone_mode=False)
     sys.stdout.flush()  # what cannot be written is an error like any other
     return code
@@ -36,7 +38,9 @@ def _command() -> object:
 
 def _leave(code: int) -> NoReturn:
     """End this process. All is closed by now, and to take the interpreter apart takes as long as to start it."""
-    with suppress(OSError):
+    from beeond_ctl.errors import OutputError
+
+    with suppress(OSError, OutputError):
         sys.stdout.flush()
     os._exit(code)
 
@@ -92,8 +96,9 @@ def _say_usage(error: Exception) -> int:
 
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
-    if isinstance(error, click.Abort):
-        return _say("aborted", 1)
+    if isinstance(error, click.Abort):  # click makes one of Ctrl-C, too
+        stopped = isinstance(error.__context__, KeyboardInterrupt)
+        return _say("interrupted", 130) if stopped else _say("aborted", 1)
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "beeond-ctl"

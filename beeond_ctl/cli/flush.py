@@ -21,11 +21,12 @@ import click
 
 from beeond_ctl import flushes
 from beeond_ctl.cli import stage
-from beeond_ctl.errors import NodeError, UsageError, UserError, one_line
+from beeond_ctl.errors import NodeError, OutputError, UsageError, UserError, one_line
 from beeond_ctl.request import Transfer, check_deletions, printable, show
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from beeond_ctl.staging.job import Job
@@ -75,7 +76,7 @@ def flush(
     if path is None:
         if not wait:
             raise UsageError("flush needs a PATH below $BEEOND, or --wait, or --list")
-        return _wait_for_all(mount, quiet=quiet, as_json=as_json)
+        return _wait(mount, quiet=quiet, as_json=as_json)
     job = _job(mount, path, destination)
     if dry_run:
         return preview.show(job, as_json=as_json)
@@ -83,7 +84,7 @@ def flush(
     words = _words(job, workers, here=here, given=destination is not None)
     if wait or run:
         return _flush(job, place, words, run, workers, here=here, quiet=quiet, as_json=as_json)
-    _begin(place, words)
+    _begin(job, place, words, quiet=quiet, as_json=as_json)
     if not quiet:
         text = f"flush of {_shown(job)} runs; `beeond-ctl flush --list` shows how far it is"
         _tell(text, {"event": "start", **(flushes.read(place) or {})}, as_json)
@@ -111,15 +112,17 @@ def _job(mount: str, path: str, destination: str | None) -> Job:
 
     if not path or destination == "":
         raise UsageError("PATH or DST is empty; write '.' for all of $BEEOND")
-    source = os.path.normpath(stage.absolute(path, mount))
+    typed = os.path.normpath(stage.absolute(path, mount))
     top = os.path.normpath(mount)
-    real = os.path.realpath(source)
-    if real.startswith(f"{os.path.realpath(top)}/"):  # what a link such as `latest` leads to
-        source = os.path.join(top, os.path.relpath(real, os.path.realpath(top)))
-    if source != top and not source.startswith(f"{top}/"):
+    real, real_top = (
+        os.path.realpath(typed),
+        os.path.realpath(top),
+    )  # of a link such as `latest`: what it leads to
+    if not _is_in(real, real_top):
         raise UserError(
             f"{show(path)} is not below $BEEOND, {show(top)}; flush copies from there to global storage"
         )
+    source = os.path.normpath(os.path.join(top, os.path.relpath(real, real_top)))
     if not os.path.lexists(source):
         raise UserError(f"{show(source)} is not there; is it written already?")
     journals = os.fsencode(os.path.join(top, flushes.NAME))  # belong to nothing that is copied
@@ -129,39 +132,47 @@ def _job(mount: str, path: str, destination: str | None) -> Job:
         return Job(
             os.fsencode(source), os.fsencode(place), flushes=journals, live=True, outside=os.fsencode(top)
         )
-    within = os.path.relpath(source, top)
-    outer, target, flags = _place_of(within, _transfers(top))
-    only = "" if within == outer else os.path.relpath(within, outer)
-    root = top if outer == "." else os.path.join(top, outer)
+    root, target, flags = _place_of(typed, top, _transfers(top))
+    only = os.path.relpath(real, os.path.realpath(root))
     kept = tuple(flag for flag in flags if flag in _KEPT_FLAGS)
     return Job(
-        os.fsencode(root), os.fsencode(target), kept, only=os.fsencode(only), flushes=journals, live=True,
-        outside=os.fsencode(top),
+        os.fsencode(root), os.fsencode(target), kept, only=b"" if only == "." else os.fsencode(only),
+        flushes=journals, live=True, outside=os.fsencode(top),
     )  # fmt: skip
 
 
-def _place_of(
-    within: str, transfers: list[tuple[str, str, tuple[str, ...]]]
-) -> tuple[str, str, tuple[str, ...]]:
-    """The stage-out that `within`, relative to $BEEOND, is part of: the most specific one. Raises UserError.
+def _is_in(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}/")
 
-    >>> _place_of("out/a/b", [(".", "/all", ()), ("out", "/results", ())])
-    ('out', '/results', ())
+
+def _place_of(
+    typed: str, top: str, transfers: list[tuple[str, str, tuple[str, ...]]]
+) -> tuple[str, str, tuple[str, ...]]:
+    """The stage-out that will copy `typed`, a path in $BEEOND at `top`: its source, destination and flags.
+
+    Stage-out follows a link that is its source and none below, so that what counts is where paths really are. Of
+    several the narrowest is taken; of several names for one directory that which was typed. Raises UserError.
     """
-    fitting = [each for each in transfers if each[0] in (".", within) or within.startswith(f"{each[0]}/")]
+    real = os.path.realpath(typed)
+    fitting = []
+    for source, destination, flags in transfers:
+        root = os.path.normpath(os.path.join(top, source))
+        if _is_in(real, os.path.realpath(root)):
+            fitting.append((root, destination, flags))
     if not fitting:
         sources = ", ".join(printable(each[0]) for each in transfers) or "none"
         raise UserError(
-            f"no stage-out of this job has {show(within)} in it; say where to copy it: flush PATH DST "
-            f"(staged out: {sources})"
+            f"no stage-out of this job has {show(typed)} in it; say where to copy it: "
+            f"flush PATH DST (staged out: {sources})"
         )
-    best = max(fitting, key=lambda each: len(each[0]) if each[0] != "." else 0)
-    same = [each[1] for each in fitting if each[0] == best[0]]
-    if len(same) > 1:
+    narrowest = max((os.path.realpath(each[0]) for each in fitting), key=len)
+    best = [each for each in fitting if os.path.realpath(each[0]) == narrowest]
+    best = [each for each in best if _is_in(typed, each[0])] or best
+    if len(best) > 1:
         raise UserError(
-            f"{show(within)} has {len(same)} places by the stage-outs of this job; say which: flush PATH DST"
+            f"{show(typed)} has {len(best)} places by the stage-outs of this job; say which: flush PATH DST"
         )
-    return best
+    return best[0]
 
 
 def _transfers(mount: str) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -190,11 +201,12 @@ def _words(job: Job, workers: int | None, *, here: bool, given: bool) -> list[st
     return [*options, "--", os.fsdecode(source), *([os.fsdecode(job.destination)] if given else [])]
 
 
-def _begin(place: Path, words: list[str]) -> None:
+def _begin(job: Job, place: Path, words: list[str], *, quiet: bool, as_json: bool) -> None:
     """Start this command once more, away from the shell that it was typed in, and see that it has begun.
 
     In Slurm it is a step of the job: its processes are not the shell's, and at the end of the job get SIGTERM, and the
-    site's KillWait to stop in order. Raises UserError, NodeError.
+    site's KillWait to stop in order. It waits for another flush of the same, and so do we: whoever is told that it has
+    begun may go by that it has what is there now. Raises UserError, NodeError.
     """
     import secrets
     import subprocess
@@ -215,14 +227,40 @@ def _begin(place: Path, words: list[str]) -> None:
         )  # fmt: skip
     except OSError as error:
         raise NodeError(f"the flush cannot be started: {one_line(error)}") from error
+    try:
+        _see_begun(process, run, job, place, told=quiet, as_json=as_json)
+    except BaseException:
+        process.terminate()  # nobody would know of it
+        raise
+
+
+def _see_begun(
+    process: subprocess.Popen[bytes], run: str, job: Job, place: Path, *, told: bool, as_json: bool
+) -> None:
     deadline_s = time.monotonic() + _BEGIN_S
-    while (flushes.read(place) or {}).get("run") != run:
-        if process.poll() is not None and (flushes.read(place) or {}).get("run") != run:
+    while (status := flushes.read(place) or {}).get("run") != run:
+        code = process.poll()
+        if code == 0:  # all done, and the next one of the same runs
+            return
+        if code is not None and (flushes.read(place) or {}).get("run") != run:
             raise UserError("the flush has not begun, for the reason above; `flush --wait` shows more")
+        if status.get("state") == "running":  # another one
+            deadline_s = time.monotonic() + _BEGIN_S
+            told = told or _tell_of_another(job, as_json=as_json)
         if time.monotonic() > deadline_s:
-            process.terminate()
             raise NodeError(f"the flush has not begun within {_BEGIN_S:.0f} s; is Slurm busy? Use --wait")
         time.sleep(_LOOK_S)
+
+
+def _tell_of_another(job: Job, *, as_json: bool) -> bool:
+    """Say why nothing is copied yet; True."""
+    from beeond_ctl.cli import progress
+
+    progress.news(
+        f"waits for the flush of {_shown(job)} that runs already, and copies what has changed since",
+        as_json=as_json,
+    )
+    return True
 
 
 def _where_to_complain() -> int:
@@ -247,11 +285,10 @@ def _flush(
     from beeond_ctl.staging.local import copy_local
 
     behind = run is not None
-    lock = _lock(place)
-    if lock is None:
-        if behind:
-            raise UserError(f"the flush of {_shown(job)} runs already; wait for it: beeond-ctl flush --wait")
-        return _wait_for([place], quiet=quiet, as_json=as_json)
+    told = behind or quiet
+    while (lock := _lock(place)) is None:  # the other one may have passed what has been written since
+        told = told or _tell_of_another(job, as_json=as_json)
+        time.sleep(_LOOK_S)
     if behind:
         os.nice(_NICE)
     note = _Note(job, place, run or secrets.token_hex(8))
@@ -267,6 +304,7 @@ def _flush(
                 workers=workers, others=nodes.others(workers, here=here, nice=_NICE if behind else 0),
                 news=note.news if behind else partial(progress.news, as_json=as_json),
             )  # fmt: skip
+        note.ended(summary)  # before the next one may begin
     except KeyboardInterrupt as stop:
         note.stopped()
         if behind:
@@ -274,12 +312,14 @@ def _flush(
         else:
             progress.interrupted(command, as_json=as_json)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    except (BrokenPipeError, OutputError) as error:
+        note.failed(one_line(error))
+        raise
     except OSError as error:
         note.failed(one_line(error))
         raise NodeError(f"flush has stopped: {one_line(error)}; to go on: {command}") from error
     finally:
         os.close(lock)
-    note.ended(summary)
     if behind and not summary.proved:
         _complain(job, "; ".join(summary.problems()) or "it did not come to its end")
     elif not behind:
@@ -372,17 +412,11 @@ class _Note:
 # --- waiting and showing ----------------------------------------------------------------------------------
 
 
-def _wait_for_all(mount: str, *, quiet: bool, as_json: bool) -> int:
-    found = flushes.read_all(mount)
-    return _wait_for(
-        [Path(mount) / flushes.NAME / str(status["id"]) for status in found], quiet=quiet, as_json=as_json
-    )
-
-
-def _wait_for(places: list[Path], *, quiet: bool, as_json: bool) -> int:
-    """Wait until none of these runs any more; each says every two seconds that it does, or counts as lost."""
+def _wait(mount: str, *, quiet: bool, as_json: bool) -> int:
+    """Wait until no flush runs any more; each says every two seconds that it does, or counts as lost."""
     code = 0
-    for place in places:
+    for found in flushes.read_all(mount):
+        place = Path(mount) / flushes.NAME / str(found["id"])
         while (status := flushes.read(place)) is not None and status["state"] == "running":
             time.sleep(_LOOK_S)
         if status is None:

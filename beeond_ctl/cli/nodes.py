@@ -43,9 +43,11 @@ def relayed(*, here: bool) -> int | None:
     job = None if here else step.allocation(os.environ)
     if job is None or job.here in job.nodes or _RELAYED in os.environ:
         return None
+    from beeond_ctl.cli.stage import working_directory
+
     command = (sys.executable, "-I", "-X", "utf8", sys.argv[0], *sys.argv[1:])
     line = step.argv(job, job.nodes[:1], command, os.environ)
-    line[line.index("--chdir=/")] = f"--chdir={os.getcwd()}"
+    line[line.index("--chdir=/")] = f"--chdir={working_directory()}"
     got: list[int] = []
     try:
         relay = subprocess.Popen(

@@ -175,7 +175,7 @@ def absolute(path: str, place: str) -> str:
     if path.startswith("/"):
         return path
     if not place:
-        return os.path.join(os.getcwd(), path)
+        return os.path.join(working_directory(), path)
     if ".." in path.split("/"):
         raise UsageError(
             f"{show(path)} climbs out of $BEEOND with '..'; name a path below it, or an absolute one"
@@ -185,6 +185,16 @@ def absolute(path: str, place: str) -> str:
             f"$BEEOND is {show(place)}, which is not there; has the job ended, or is this another node?"
         )
     return os.path.join(place, path)
+
+
+def working_directory() -> str:
+    """Where we are. Raises UserError where that was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UserError(
+            "the working directory is not there any more; change to another one (cd), and type it again"
+        ) from None
 
 
 def lies_below(path: str, place: str) -> bool:

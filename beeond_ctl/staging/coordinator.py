@@ -76,6 +76,8 @@ class _Big:
     """One behind the other."""
     tries: int
     left: int
+    copied: int = 0
+    """Bytes."""
     next: int = 0
     """The first piece that was not handed out yet."""
     running: int = 0
@@ -678,6 +680,7 @@ class Coordinator:
 
     def _accept_big(self, work: _Work, big: _Big, answer: _Answer) -> list[tuple[str, str]]:
         big.running -= 1
+        big.copied += answer.bytes
         journaled = []
         if answer.failures:
             big.failed = big.failed or not big.crowded
@@ -736,10 +739,12 @@ class Coordinator:
             self._try_later("alone", 1, len(big.done), big.dirs, big.described)
             return
         if big.again and not big.failed and big.tries < _TRIES:
+            self._tally.bytes_total -= big.size - big.copied  # nobody copies these any more
             count, size, payload = big.again
             self._add_big(count, size, big.dirs, payload, tries=big.tries + 1, again=True)
             return
         if big.open_elsewhere and not (big.again or big.failed):
+            self._tally.bytes_total -= big.size - big.copied
             self._add_big(len(big.done), big.size, big.dirs, big.described, tries=big.tries, again=True)
             return
         self._bigs -= 1

@@ -31,6 +31,21 @@ def within(above: str, path: str) -> bool:
     return True
 
 
+def blocked(path: str) -> str:
+    """Why `path`, which leads to nothing, cannot be taken for something that was never made; '' if it can.
+
+    A link that leads nowhere, or a file where a directory should be, was put there by somebody who meant something.
+    """
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if os.path.isdir(path):
+        return ""
+    name = os.path.basename(path)
+    if os.path.exists(path):
+        return f"{name!r} is not a directory; name a path that is there"
+    return f"{name!r} is a symbolic link that leads nowhere; make what it leads to"
+
+
 def _identity(path: str) -> tuple[int, int]:
     info = os.stat(path)
     return info.st_dev, info.st_ino

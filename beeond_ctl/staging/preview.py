@@ -19,7 +19,7 @@ from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, StagingError, cause_of
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.metadata import is_copy
-from beeond_ctl.staging.places import refusal
+from beeond_ctl.staging.places import blocked, refusal
 from beeond_ctl.staging.spawn import end, last_words, spawn
 from beeond_ctl.staging.surplus import Walk
 from beeond_ctl.staging.transfer import Fold, show, show_path
@@ -83,7 +83,8 @@ def look(
             return found
         tree = Tree(source, make=False)
     except (FileNotFoundError, NotADirectoryError):
-        found.missing = True
+        why = blocked(source)
+        found.missing, found.refused = not why, f"{show_path(job.source)}: {why}" if why else ""
         return found
     except OSError as error:
         found.refused = f"{source}: {CAUSES[cause_of(error)]}"

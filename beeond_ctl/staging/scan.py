@@ -45,7 +45,7 @@ from beeond_ctl.staging import child, wire
 from beeond_ctl.staging.causes import StagingError, cause_of, text_of
 from beeond_ctl.staging.engine import engine, native
 from beeond_ctl.staging.metadata import is_copy
-from beeond_ctl.staging.places import refusal
+from beeond_ctl.staging.places import blocked, refusal
 from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.proof import marks as marks_in
 from beeond_ctl.staging.sight import is_own, mark, own_place, unmark
@@ -893,7 +893,10 @@ def _main() -> None:
     try:
         info = os.stat(source)
     except (FileNotFoundError, NotADirectoryError):
-        _say("missing", wire.dumps("no such file or directory"))
+        if why := blocked(source):
+            _say("refused", wire.dumps(["source", "other", why]))
+        else:
+            _say("missing", wire.dumps("no such file or directory"))
         return
     except OSError as error:
         _say("refused", wire.dumps(["source", cause_of(error), f"{text_of(error)}"]))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -483,6 +484,70 @@ def test_a_killed_transfer_is_resumed_by_the_same_command(
     assert end["skipped"] > 0
     assert same(many, area / "target")
     assert trees.leftovers(bytes(area / "target")) == []
+
+
+@pytest.mark.parametrize(("said", "code", "why"), [(b"\x03", 130, b"interrupted"), (b"n\n", 1, b"aborted")])
+def test_ctrl_c_at_the_question_is_told_from_a_no(area: Path, said: bytes, code: int, why: bytes) -> None:
+    for name in ("source", "target"):
+        (area / name).mkdir()
+    (area / "target/extra").write_text("x")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(area)
+        words = ["beeond-ctl", "stage", "out", "--delete", "source", "target"]
+        os.execve(BEEOND_CTL, words, environment(area))
+    seen = b""
+    with suppress(OSError):  # the last writer has gone
+        while part := os.read(terminal, 1000):
+            seen += part
+            if seen.endswith(b"[y/N]: "):
+                os.write(terminal, said)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code, seen
+    assert seen.endswith(b"beeond-ctl: " + why + b"\r\n")
+    assert os.listdir(area / "target") == ["extra"]
+
+
+# --- where nothing can be said ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_what_is_closed_is_as_if_nobody_listened(area: Path, closed: str) -> None:
+    trees.build(bytes(area / "source"), 3)
+    done = stage(area, "in", "source", "target", before=("sh", "-c", f'exec "$@" {closed}', "sh"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("copied ") == (">&-" not in closed or closed == "2>&-")
+    assert same(area / "source", area / "target")
+
+
+@pytest.mark.parametrize(
+    "words", [["stage", "in", "file", "copy"], ["stage", "in", "--json", "file", "copy"], ["--help"]]
+)
+def test_a_full_output_is_not_taken_for_a_full_destination_nor_for_a_fault(
+    area: Path, words: list[str]
+) -> None:
+    (area / "file").write_text("x")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [BEEOND_CTL, *words], cwd=area, env=environment(area), stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "beeond-ctl: standard output cannot be written: No space left on device; send it elsewhere\n"
+    )
+    assert (area / "copy").exists() == (words[:3] == ["stage", "in", "file"])
+
+
+def test_a_working_directory_that_was_removed_is_a_mistake_for_relative_paths_alone(area: Path) -> None:
+    (area / "file").write_text("x")
+    (area / "gone").mkdir()
+    gone = ("sh", "-c", 'rmdir ../gone && exec "$@"', "sh")
+    done = stage(area, "in", area / "file", "copy", cwd=area / "gone", before=gone)
+    assert done.returncode == 1
+    assert done.stderr.startswith("beeond-ctl: the working directory is not there any more; ")
+    (area / "gone").mkdir()
+    assert stage(area, "in", area / "file", area / "copy", cwd=area / "gone", before=gone).returncode == 0
 
 
 @pytest.mark.parametrize(

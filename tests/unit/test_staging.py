@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import begin, spawn, wire
+from beeond_ctl.staging import begin, preview, spawn, wire
 from beeond_ctl.staging import coordinator as coordinator_module
 from beeond_ctl.staging.coordinator import Coordinator, _Work
 from beeond_ctl.staging.job import Identity, Job
@@ -212,6 +212,47 @@ def test_a_source_that_is_not_there_is_said_to_be_missing(area: Path) -> None:
     summary = stage(area / "nothing", area / "target", area=area)
     assert summary.missing
     assert not summary.proved
+    assert not (area / "target").exists()
+
+
+@pytest.mark.parametrize("source", ["nothing", "nothing/below", "link/nothing", "./nothing/"])
+def test_nothing_of_a_source_is_there(area: Path, source: str) -> None:
+    (area / "real").mkdir()
+    (area / "link").symlink_to("real")
+    job = Job(bytes(area) + b"/" + source.encode(), bytes(area / "target"))
+    (area / "journal").mkdir()
+    summary = copy_local(job, journal_dir=area / "journal")
+    assert (summary.missing, summary.refused) == (True, "")
+    found = preview.look(job)
+    assert (found.missing, found.refused) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("dangling", "'dangling' is a symbolic link that leads nowhere"),
+        ("dangling/", "'dangling' is a symbolic link that leads nowhere"),
+        ("dangling/below", "'dangling' is a symbolic link that leads nowhere"),
+        ("chain", "'chain' is a symbolic link that leads nowhere"),
+        ("file/below", "'file' is not a directory"),
+        ("file/", "'file' is not a directory"),
+        ("to-file/below/that", "'to-file' is not a directory"),
+    ],
+)
+def test_a_source_that_leads_nowhere_is_not_taken_for_one_that_was_never_made(
+    area: Path, source: str, why: str
+) -> None:
+    """Of a stage-out nothing would be kept."""
+    (area / "file").write_text("x")
+    for link, target in (("dangling", "run1"), ("chain", "dangling"), ("to-file", "file")):
+        (area / link).symlink_to(target)
+    job = Job(bytes(area) + b"/" + source.encode(), bytes(area / "target"))
+    (area / "journal").mkdir()
+    summary = copy_local(job, journal_dir=area / "journal")
+    assert (summary.missing, summary.proved) == (False, False)
+    assert why in summary.refused
+    found = preview.look(job)
+    assert (found.missing, found.refused) == (False, summary.refused)
     assert not (area / "target").exists()
 
 

@@ -255,6 +255,10 @@ def test_what_a_lost_node_has_open_is_not_what_gets_the_name(area: Path, copier:
     late_info = os.fstat(late)
     os.close(late)
     assert late_info.st_nlink == 0
+    progress = transfer.progress()
+    assert (
+        progress.bytes_done == progress.bytes_total == PIECE + 3 * PIECE + 4096
+    )  # a piece was copied in vain
     assert trees.leftovers(bytes(area / "target")) == []
 
 

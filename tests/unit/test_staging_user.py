@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl import estimate, flushes, step
-from beeond_ctl.cli import flush, progress
+from beeond_ctl.cli import flush, progress, stage
 from beeond_ctl.errors import UserError
 from beeond_ctl.staging import preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.begin import Begun
@@ -600,15 +601,136 @@ def test_flushes_of_the_same_that_no_lock_keeps_apart_share_no_temporary_name(tm
     assert len(tags) == 2
 
 
-def test_the_place_of_a_path_is_that_of_the_narrowest_stage_out() -> None:
-    wanted = [(".", "/all", ()), ("out", "/results", ("delete",)), ("out/x", "/x", ())]
-    assert flush._place_of("out/x/y", wanted)[1] == "/x"
-    assert flush._place_of("out/y", wanted)[1] == "/results"
-    assert flush._place_of("outer", wanted)[1] == "/all"
+def places_in(top: Path, *transfers: tuple[str, str]) -> Callable[[str], tuple[str, str]]:
+    """Where a path that is typed is flushed to by these stage-outs, with `top` as $BEEOND: source and destination."""
+    wanted: list[tuple[str, str, tuple[str, ...]]] = [(*each, ()) for each in transfers]
+    return lambda path: flush._place_of(f"{top}/{path}", str(top), wanted)[:2]
+
+
+def test_the_place_of_a_path_is_that_of_the_narrowest_stage_out(tmp_path: Path) -> None:
+    narrowest = places_in(tmp_path, (".", "/all"), ("out", "/results"), ("out/x", "/x"))
+    assert narrowest("out/x/y") == (f"{tmp_path}/out/x", "/x")
+    assert narrowest("out/y") == (f"{tmp_path}/out", "/results")
+    assert narrowest("outer") == (f"{tmp_path}", "/all")
     with pytest.raises(UserError, match="no stage-out"):
-        flush._place_of("other", wanted[1:])
+        places_in(tmp_path, ("out", "/results"))("outer")
     with pytest.raises(UserError, match="2 places"):
-        flush._place_of("out", [("out", "/a", ()), ("out", "/b", ())])
+        places_in(tmp_path, ("out", "/a"), ("out", "/b"))("out")
+
+
+def test_the_place_below_a_link_is_that_which_stage_out_will_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows a link that is its source; one below it is copied as a link."""
+    top = tmp_path / "inst"
+    make(top / "run1/ck1", files=20)
+    make(top / "other/ck", files=20)
+    (top / "out").symlink_to("run1")
+    (top / "latest").symlink_to("run1/ck1")
+    (top / "run1/aside").symlink_to("../other/ck")
+    (top / "outside").symlink_to(tmp_path)
+
+    by_link = places_in(top, (".", "/all"), ("out", "/results"))
+    assert by_link("out/ck1") == by_link("run1/ck1") == by_link("latest") == (f"{top}/out", "/results")
+    assert by_link("out") == (f"{top}/out", "/results")
+    assert by_link("out/aside") == (f"{top}", "/all")
+    both = places_in(top, ("out", "/a"), ("run1", "/b"))
+    assert both("out/ck1") == (f"{top}/out", "/a")
+    assert both("run1/ck1") == (f"{top}/run1", "/b")
+    with pytest.raises(UserError, match="2 places"):
+        both("latest")
+
+    monkeypatch.setattr(flush, "_transfers", lambda _: [("out", str(tmp_path / "results"), ())])
+    for path in ("out/ck1", "run1/ck1", "latest"):
+        job = flush._job(str(top), path, None)
+        assert (job.source, job.only) == (bytes(top / "out"), b"ck1")
+    assert finish(tmp_path, job).proved
+    assert os.listdir(tmp_path / "results") == ["ck1"]
+    assert same(top / "run1/ck1", tmp_path / "results/ck1")
+    assert flush._job(str(top), "out", None).only == b""
+    with pytest.raises(UserError, match="not below"):
+        flush._job(str(top), "outside/x", "/x")
+
+
+BEEOND_CTL = Path(sys.executable).with_name("beeond-ctl")
+
+
+def typed(area: Path, *words: str) -> subprocess.Popen[bytes]:
+    """`flush` of inst/ck to `copy` in the area, as a job types it that has no other nodes."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("BEEOND", "SLURM"))}
+    return subprocess.Popen(
+        [BEEOND_CTL, "flush", *words, "ck", area / "copy"],
+        env={**clean, "BEEOND": str(area / "inst"), "BEEOND_JOB_ID": "7"},
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored in what runs in the background
+        stdout=subprocess.DEVNULL,
+        stderr=(area / "said").open("wb"),
+    )
+
+
+def see_it_wait(area: Path, child: subprocess.Popen[bytes]) -> None:
+    wait_for(lambda: child.poll() is not None or "waits for the flush of" in (area / "said").read_text(), 20)
+    assert child.poll() is None
+
+
+@pytest.fixture
+def runs_still(area: Path) -> Iterator[Callable[[], None]]:
+    """Another flush of inst/ck has passed all of it, and runs until this is called."""
+    (area / "inst/out/d1").rename(area / "inst/ck")
+    assert typed(area, "--wait").wait(60) == 0
+    (place,) = (area / "inst" / flushes.NAME).iterdir()
+    status = flushes.read(place)
+    lock = stage.locked(place)
+    assert status is not None
+    assert lock is not None
+    flushes.write(place, {**status, "run": "another", "state": "running"})
+    held = [lock]
+
+    def end() -> None:
+        flushes.write(place, {**status, "run": "another"})
+        os.close(held.pop())
+
+    yield end
+    if held:
+        end()
+
+
+@pytest.mark.parametrize("words", [["--wait"], []], ids=["in the foreground", "in the background"])
+def test_what_was_written_behind_a_flush_that_runs_is_copied_by_the_next(
+    area: Path, runs_still: Callable[[], None], words: list[str]
+) -> None:
+    (area / "inst/ck/f1").write_text("new, and the other flush has passed it")
+    child = typed(area, *words)
+    try:
+        see_it_wait(area, child)
+        runs_still()
+        assert child.wait(60) == 0
+    finally:
+        child.kill()
+        child.wait()
+    (place,) = (area / "inst" / flushes.NAME).iterdir()
+    wait_for(lambda: (flushes.read(place) or {}).get("state") == "proved", 20)
+    done = flushes.read(place)
+    assert done is not None
+    assert (done["copied"], done["skipped"]) == (1, 2)
+    assert contents(area / "copy") == contents(area / "inst/ck")
+
+
+def test_who_does_not_wait_for_a_flush_that_runs_leaves_none_behind(
+    area: Path, runs_still: Callable[[], None]
+) -> None:
+    (area / "inst/ck/f1").write_text("new")
+    child = typed(area)
+    see_it_wait(area, child)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) == 130
+    assert (area / "said").read_text().endswith("beeond-ctl: interrupted\n")
+    runs_still()
+    time.sleep(1)
+    (found,) = flushes.read_all(str(area / "inst"))
+    assert found["run"] == "another"
+    assert (area / "copy/f1").read_bytes() != b"new"
 
 
 def test_a_flush_that_no_longer_says_that_it_runs_counts_as_lost(
