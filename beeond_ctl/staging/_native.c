@@ -65,18 +65,25 @@ static int add_name(struct names *names, const char *name)
 	return 0;
 }
 
-static int64_t ns(struct timespec time)
+enum { SECOND = 1000000000 };
+
+/* Whether a time is later than another, or the same. Nanoseconds since 1970 have no room in 64 bits after 2262. */
+static int is_later(struct timespec one, struct timespec other)
 {
-	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+	return one.tv_sec > other.tv_sec || (one.tv_sec == other.tv_sec && one.tv_nsec > other.tv_nsec);
+}
+
+static int is_equal(struct timespec one, struct timespec other)
+{
+	return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
 }
 
 /* metadata.same_time: whether `kept` is `source` as a file system with coarser clocks keeps it. */
-static int same_time(int64_t source, int64_t kept)
+static int same_time(struct timespec source, struct timespec kept)
 {
-	static const int64_t grains[] = {1, 100, 1000, 1000000, 1000000000};
+	static const long grains[] = {1, 100, 1000, 1000000, SECOND};
 	for (size_t i = 0; i < sizeof grains / sizeof *grains; i++) {
-		int64_t rest = source % grains[i];
-		if (source - (rest < 0 ? rest + grains[i] : rest) == kept)
+		if (source.tv_sec == kept.tv_sec && source.tv_nsec - source.tv_nsec % grains[i] == kept.tv_nsec)
 			return 1;
 	}
 	return 0;
@@ -102,10 +109,15 @@ static int mark_init(struct mark *mark, const char *prefix, size_t length)
 	return 0;
 }
 
+/* Nanoseconds since 1970, as many as 64 bits hold: proof.fingerprint cuts them off, too. */
+static uint64_t low_ns(struct timespec time)
+{
+	return (uint64_t)time.tv_sec * SECOND + (uint64_t)time.tv_nsec;
+}
+
 static uint64_t mark_of(struct mark *mark, const char *name, const struct stat *info)
 {
-	uint64_t numbers[4] = {(uint64_t)info->st_size, (uint64_t)ns(info->st_mtim), (uint64_t)ns(info->st_ctim),
-	                       info->st_ino};
+	uint64_t numbers[4] = {(uint64_t)info->st_size, low_ns(info->st_mtim), low_ns(info->st_ctim), info->st_ino};
 	size_t length = strnlen(name, NAME_MAX);
 	for (int i = 0; i < 4; i++) {
 		for (int byte = 0; byte < 8; byte++)
@@ -350,7 +362,7 @@ static int compare(const struct question *question, const char *name, const stru
 	if (status(question->target, name, 1, &there) < 0)
 		return errno == ENOENT ? NOTHING : -1;
 	if (!S_ISREG(there.st_mode) || there.st_size != info->st_size ||
-	    !same_time(ns(info->st_mtim), ns(there.st_mtim)))
+	    !same_time(info->st_mtim, there.st_mtim))
 		return NOTHING;
 	return there.st_mode == info->st_mode ? THE_SAME : IF_PROVED;
 }
@@ -533,7 +545,7 @@ struct batch {
 	gid_t gid; /* that new files get in this directory; -1: not known yet */
 	const char *temp;
 	size_t first;
-	int64_t quiet;
+	struct timespec quiet;
 	char *data; /* SMALL + 1 bytes */
 	struct mark mark;
 };
@@ -588,8 +600,8 @@ static int write_all(int fd, const char *data, size_t size)
 
 static int same(const struct stat *one, const struct stat *other)
 {
-	return one->st_size == other->st_size && ns(one->st_mtim) == ns(other->st_mtim) &&
-	       ns(one->st_ctim) == ns(other->st_ctim);
+	return one->st_size == other->st_size && is_equal(one->st_mtim, other->st_mtim) &&
+	       is_equal(one->st_ctim, other->st_ctim);
 }
 
 /* Owner and mode as metadata.copy_metadata gives them to a file without attributes. `has`: the mode that it has, or -1. */
@@ -658,7 +670,7 @@ static int write_out(int source, const struct stat *info)
 /* Whether whatever is written from now on changes the file's times; see quiet.py, and _settle in copier.py. */
 static int is_settled(const struct batch *batch, int source, const struct stat *info)
 {
-	return ns(info->st_mtim) <= batch->quiet && ns(info->st_ctim) <= batch->quiet &&
+	return !is_later(info->st_mtim, batch->quiet) && !is_later(info->st_ctim, batch->quiet) &&
 	       write_out(source, info) == 0;
 }
 
@@ -676,7 +688,7 @@ static enum state read_back(const struct batch *batch, int fd, const struct file
 
 static int is_kept(const struct stat *there, const struct stat *info)
 {
-	return there->st_size == info->st_size && same_time(ns(info->st_mtim), ns(there->st_mtim));
+	return there->st_size == info->st_size && same_time(info->st_mtim, there->st_mtim);
 }
 
 /* The same, and the mode, where that was not set but asked for. */
@@ -816,7 +828,7 @@ static enum state put(const struct batch *batch, const char *temp, const char *n
 		if (fstatat(batch->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0) {
 			if (errno != ENOENT)
 				return UNTOUCHED;
-		} else if (S_ISREG(there.st_mode) && ns(there.st_mtim) > ns(file->info.st_mtim)) {
+		} else if (S_ISREG(there.st_mode) && is_later(there.st_mtim, file->info.st_mtim)) {
 			return UNTOUCHED;
 		}
 	}
@@ -921,6 +933,14 @@ out:
 	return result;
 }
 
+static struct timespec time_of(long long ns)
+{
+	long long rest = ns % SECOND;
+
+	rest += rest < 0 ? SECOND : 0; /* one before 1970, too, is so much after a second */
+	return (struct timespec){.tv_sec = (ns - rest) / SECOND, .tv_nsec = (long)rest};
+}
+
 static PyObject *py_copy(PyObject *self, PyObject *args)
 {
 	struct batch batch = {0};
@@ -943,7 +963,7 @@ static PyObject *py_copy(PyObject *self, PyObject *args)
 	}
 	batch.first = (size_t)first;
 	batch.gid = (gid_t)gid;
-	batch.quiet = quiet;
+	batch.quiet = time_of(quiet);
 	batch.me = geteuid();
 	if (encode(list, &names, &count) < 0)
 		goto out;

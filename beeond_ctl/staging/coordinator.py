@@ -21,12 +21,13 @@ from pathlib import Path
 
 import xxhash
 
+from beeond_ctl.errors import visible
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
 from beeond_ctl.staging.proof import HASH
 from beeond_ctl.staging.spawn import end, last_words
-from beeond_ctl.staging.transfer import EXAMPLES, Fold, Progress, Summary, show_path
-from beeond_ctl.staging.wire import MOST_PIECES
+from beeond_ctl.staging.transfer import Fold, Progress, Summary, show_path
+from beeond_ctl.staging.wire import EXAMPLES, MOST_PIECES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -315,7 +316,8 @@ class Coordinator:
             elif kind == "refused":
                 side, cause, text = (str(item) for item in wire.loads(fields[1]))
                 path = self.job.source if side == "source" else self.job.destination
-                self._refused = f"{show_path(path)}: {text if cause == 'other' else CAUSES.get(cause, text)}"
+                text = text if cause == "other" else CAUSES.get(cause, text)
+                self._refused = f"{show_path(path)}: {visible(text)}"
             elif kind == "batch":
                 self._add(_Work(0, "copy", (fields[3], fields[4]), int(fields[1]), fields[3]), int(fields[2]))
             elif kind == "kept":
@@ -1041,5 +1043,4 @@ def _line(value: object) -> str:
 
 def _name(value: object) -> str:
     """A name for an example: not longer than a message can be."""
-    text = _text(value)
-    return text if len(text) <= 400 else "…" + text[-400:]
+    return wire.shown(_text(value))

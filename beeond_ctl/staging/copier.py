@@ -53,7 +53,7 @@ from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.quiet import EARLY_NS, MEMORY, PATIENCE_S, awaited_ns, filesystem, is_quiet, limit_ns
 from beeond_ctl.staging.sight import is_own, own_place, unmark
 from beeond_ctl.staging.tree import Dir, Tree
-from beeond_ctl.staging.wire import PIECE
+from beeond_ctl.staging.wire import EXAMPLES, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXD
 _TRIES = 3
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MAX_THREADS = 32
-_TURN_S = 60.0
-"""How long one work removes what is surplus: well below what a copier has for any work (`worker.serve`)."""
+_TURN_S = 6.0
+"""How long one work removes what is surplus: less than it takes until others do the work of a node that has fallen
+silent (`spread.SILENCE_S`). What was stopped meanwhile must not go on once they have."""
 _PROBE = 16
 _PROBE_S, _WAITS, _SATURATED = 0.02, 3, 0.8
 _APART = 8 << 20
@@ -126,6 +127,9 @@ class _Result:
         self.waits = waits
         self.copied = self.skipped = self.bytes = 0
         self.failures: list[list[str]] = []
+        """Cause, side, name and text of each. Only the first of a kind have the latter two, and so it is with `notes`:
+        no more are shown, and paths may be long."""
+        self._said: dict[tuple[str, str], int] = {}
         self.notes: dict[str, list[str]] = {}
         self.proofs = bytearray()
         self.extra: dict[str, Any] = {}
@@ -141,10 +145,14 @@ class _Result:
             self.fail(failure.side, failure.error, _join(path, name))
 
     def fail(self, side: str, error: OSError | StagingError, path: str) -> None:
-        self.failures.append([cause_of(error), side, path, text_of(error)])
+        cause = cause_of(error)
+        said = self._said[cause, side] = self._said.get((cause, side), 0) + 1
+        named = [wire.shown(path), text_of(error)] if said <= EXAMPLES else ["", ""]
+        self.failures.append([cause, side, *named])
 
     def note(self, kind: str, path: str) -> None:
-        self.notes.setdefault(kind, []).append(path)
+        names = self.notes.setdefault(kind, [])
+        names.append(wire.shown(path) if len(names) < EXAMPLES else "")
 
     def line(self, tag: str) -> str:
         return wire.dumps(
@@ -252,14 +260,17 @@ class _Turn:
         self._until_s: float | None = None
 
     def remove(self, doomed: Doomed) -> bool:
-        """Remove it; whether there is time for more. Raises OSError."""
+        """Remove it, if there is time; whether there was. Raises OSError."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # which goes on while the machine sleeps
         if self._until_s is None:  # listings before do not count: something is removed in each turn
-            self._until_s = time.monotonic() + _TURN_S
+            self._until_s = now_s + _TURN_S
+        if now_s > self._until_s:
+            return False
         with contextlib.suppress(FileNotFoundError):
             (os.rmdir if doomed.is_dir else os.unlink)(doomed.name, dir_fd=doomed.directory)
         if doomed.is_top:
             self.removed.append(doomed.path)
-        return time.monotonic() < self._until_s
+        return True
 
 
 class Copier:
@@ -1052,10 +1063,13 @@ class Copier:
             there = os.stat(first, dir_fd=first_dir, follow_symlinks=False)
         except FileNotFoundError:
             raise StagingError("first-link") from None
-        is_it = there.st_size == size and same_time(mtime, there.st_mtime_ns)
-        if self.clock and not is_it:
-            is_it = there.st_size == size and same_time(_kept_ns(mtime, quiet=False), there.st_mtime_ns)
-        if not stat.S_ISLNK(there.st_mode) and not is_it:
+        if stat.S_ISLNK(there.st_mode):  # as when it was copied: not every file system keeps its times
+            is_it = self._is_text_of(path, name, first_dir, first)
+        else:
+            is_it = there.st_size == size and same_time(mtime, there.st_mtime_ns)
+            if self.clock and not is_it:
+                is_it = there.st_size == size and same_time(_kept_ns(mtime, quiet=False), there.st_mtime_ns)
+        if not is_it:
             raise StagingError("first-link")
         with contextlib.suppress(FileNotFoundError):
             info = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
@@ -1076,6 +1090,14 @@ class Copier:
             os.unlink(temp, dir_fd=directory.fd)
             raise
         result.copied += 1
+
+    def _is_text_of(self, path: str, name: str, directory: int, copy: str) -> bool:
+        """Whether the link `copy` in `directory` has the text of the one that the source has under `name` in `path`."""
+        try:
+            text = os.readlink(name, dir_fd=self.source.open(path).fd)
+            return os.readlink(copy, dir_fd=directory) == text
+        except (OSError, StagingError):
+            return False
 
     def delete(self, dirs: list[str], seen: list[list[Any]], result: _Result) -> None:
         """Remove from the destination what its source directory has no entry for; `seen` says how each was scanned.
@@ -1100,7 +1122,8 @@ class Copier:
                 result.fail("deletion", error, walk.at or ".")
             except _FailedError as failure:
                 result.fail(failure.side, failure.error, walk.at or ".")
-        result.extra["deleted"] = [len(turn.removed), sorted(turn.removed)[:100]]
+        names = [wire.shown(name) for name in sorted(turn.removed)[:EXAMPLES]]
+        result.extra["deleted"] = [len(turn.removed), names]
 
     def _delete_in(self, path: str, as_scanned: list[Any], walk: Walk, turn: _Turn) -> bool:
         """Remove what is surplus in one directory; whether that is all. Raises OSError, StagingError, _FailedError."""

@@ -50,7 +50,7 @@ from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.proof import marks as marks_in
 from beeond_ctl.staging.sight import is_own, mark, own_place, unmark
 from beeond_ctl.staging.tree import Dir, Tree
-from beeond_ctl.staging.wire import LOOKS_PER_NODE, MOST_PIECES, PIECE
+from beeond_ctl.staging.wire import LOOKS_PER_NODE, MAX_TEXT, MOST_PIECES, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,10 +80,13 @@ _VAIN = 4
 _WALKERS = min(4, len(os.sched_getaffinity(0))) if native else 1
 """Threads that walk where calls do not wait."""
 
-_FIRST_ENTRIES, _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_NAMES, _BATCH_DIRS = 256, 1024, 8 << 20, 64 << 10, 128
-"""What fills a batch: entries, bytes of data and of names, directories. The first are small, that all copiers soon have
-one, and those of a small tree their share."""
+_FIRST_ENTRIES, _BATCH_ENTRIES, _BATCH_BYTES, _BATCH_DIRS = 256, 1024, 8 << 20, 128
+"""What fills a batch: entries, bytes of data, directories, or else `MAX_TEXT`. The first are small, that all copiers
+soon have one, and those of a small tree their share."""
 _FIRST = 64
+
+_NAME = 256
+"""Characters that a name takes, at most."""
 
 _PIECES_SAID = 1 << 16
 """Pieces that are told in one line, which has a limit."""
@@ -98,27 +101,33 @@ class _Batch:
         self.entries = _FIRST_ENTRIES if sent < _FIRST else _BATCH_ENTRIES
         self.dirs: list[str] = []
         self.groups: list[list[Any]] = []
-        self.count = self.bytes = self.names = 0
+        self.count = self.bytes = self.text = 0
 
     def group(self, path: str) -> list[Any]:
         """The group of the directory `path`: its index, and lists to fill."""
         if not self.dirs or self.dirs[-1] != path:
+            if self.text + len(path) > MAX_TEXT:
+                self.send()
             self.groups.append([len(self.dirs), [], []])
             self.dirs.append(path)
+            self.text += len(path)
         return self.groups[-1]
 
-    def add(self, path: str, entry: object, size: int, which: int = 1) -> None:
-        """Put `entry` into a list of its directory's group, and send what is full."""
-        self.group(path)[which].append(entry)
+    def add(self, path: str, name: str, size: int, which: int = 1, *, first: list[Any] | None = None) -> None:
+        """Put `name` into a list of its directory's group, with its `first` one if it is a further one, and send what
+        is full."""
+        self.group(path)[which].append([name, first] if first else name)
         self.count += 1
         self.bytes += size
+        self.text += len(path) + len(name) + (len(first[0]) + _NAME if first else 0)
         self.send_full()
 
     def add_files(self, path: str, names: list[str], sizes: list[int]) -> None:
         """As `add` for each of them."""
         at = 0
         while at < len(names):
-            room = min(_FIRST_ENTRIES, self.entries - self.count)
+            fit = max(1, (MAX_TEXT - self.text) // (len(path) + _NAME))
+            room = min(_FIRST_ENTRIES, self.entries - self.count, fit)
             size, count = sum(sizes[at : at + room]), room
             if self.bytes + size >= _BATCH_BYTES:
                 size = count = 0
@@ -129,7 +138,7 @@ class _Batch:
             self.group(path)[1] += part
             self.count += len(part)
             self.bytes += size
-            self.names += sum(map(len, part))
+            self.text += len(path) * len(part) + sum(map(len, part))
             at += len(part)
             self.send_full()
 
@@ -137,7 +146,7 @@ class _Batch:
         if (
             self.count >= self.entries
             or self.bytes >= _BATCH_BYTES
-            or self.names >= _BATCH_NAMES
+            or self.text >= MAX_TEXT
             or len(self.dirs) >= _BATCH_DIRS
         ):
             self.send()
@@ -155,18 +164,20 @@ class _Paths:
         self.kind = kind
         self.paths: list[str] = []
         self.seen: list[list[int]] = []
+        self.text = 0
 
     def add(self, path: str, *seen: int) -> None:
         self.paths.append(path)
         self.seen.append([*seen])
-        if len(self.paths) >= _BATCH_DIRS:
+        self.text += len(path)
+        if len(self.paths) >= _BATCH_DIRS or self.text >= MAX_TEXT:
             self.send()
 
     def send(self) -> None:
         if self.paths:
             seen = wire.dumps(self.seen) if any(self.seen) else "-"
             _say(self.kind, str(len(self.paths)), "0", wire.dumps(self.paths), seen)
-        self.paths, self.seen = [], []
+        self.paths, self.seen, self.text = [], [], 0
 
 
 def _say(*fields: str) -> None:
@@ -371,6 +382,8 @@ class _Scan:
     def _visit(self, trees: _Trees, path: str) -> None:
         begun, wanted = (time.monotonic(), child.wanted_s()) if self.list is not None else (0.0, 0.0)
         try:
+            if len(path) > MAX_TEXT:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))  # noqa: TRY301
             source = trees.source.open(path)
             info = os.fstat(source.fd)
             listed = self.list.current(path, info) if self.list is not None else None
@@ -455,7 +468,9 @@ class _Scan:
             self.not_shared -= names.count(0)
             return False
         self.share.append(_Names(path, os.fsdecode(names).split("\0")[:-1]))
-        if len(self.share) >= _BATCH_DIRS or sum(len(part.names) for part in self.share) >= _SHARE:
+        count = sum(len(part.names) for part in self.share)
+        text = sum(len(part.path) for part in self.share)
+        if len(self.share) >= _BATCH_DIRS or count >= _SHARE or text >= MAX_TEXT:
             self._send_share()
         return True
 
@@ -657,7 +672,7 @@ class _Scan:
         if info.st_nlink > 1:
             first = self._first_link(path, name, info, walked=walked)
             if first != (path, name):
-                self.links.add(path, [name, [first[0], _entry(first[1], info)]], 0)
+                self.links.add(path, name, 0, first=[first[0], _entry(first[1], info)])
                 return
         if there:
             self._keep(1)

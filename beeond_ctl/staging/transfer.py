@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 from beeond_ctl.errors import visible
 from beeond_ctl.staging.causes import CAUSES
-
-EXAMPLES = 5
-"""Names that a summary shows of each kind."""
+from beeond_ctl.staging.wire import EXAMPLES
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
 MAX_LINE = 16 << 20
-"""Bytes that a line may have. A batch has at most 1024 names, or 128 KiB of them, below directories of any depth."""
+"""Bytes that a line may have."""
+
+MAX_TEXT = 256 << 10
+"""Characters of paths that fill a line, counted as if each name in it came with its directory: an answer may name all
+of them so. One path may have as many. A line that two such paths make too full still passes: a character is at most 12
+bytes of JSON, and 14 where that is in JSON again."""
 
 PIECE = 64 << 20
 """Bytes of a big file that one copier does at a time."""
@@ -29,6 +34,11 @@ LOOKS_PER_NODE = 2
 
 MAX_FAILURES = 4096
 """Failures that one result may name: more than entries in a batch."""
+
+EXAMPLES = 5
+"""Names that a summary shows of each kind, and an answer says."""
+
+_SHOWN = 400
 
 
 class ProtocolError(Exception):
@@ -94,6 +104,15 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 (whatever it is: the caller
         return _read(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {type(error).__name__}") from None
+
+
+def shown(name: str) -> str:
+    """As much of a name as a message can show: its end, which tells it from others.
+
+    >>> shown("f"), shown("d/" * 300 + "f")[:5]
+    ('f', '…/d/d')
+    """
+    return name if len(name) <= _SHOWN else "…" + name[-_SHOWN:]
 
 
 def send(stream: IO[bytes], *fields: str) -> None:

@@ -171,8 +171,8 @@ def _watch(
 ) -> None:
     """Wait for `threads`, and end copiers that take too long, or all once `stop` is set. Raises TimeoutError."""
     stopped_s: float | None = None
-    while any(thread.is_alive() for thread in threads):
-        next(thread for thread in threads if thread.is_alive()).join(0.2)
+    while (alive := next((thread for thread in threads if thread.is_alive()), None)) is not None:
+        alive.join(0.2)
         now_s = time.monotonic()
         if stop.is_set():
             stopped_s = stopped_s or now_s

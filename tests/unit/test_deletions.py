@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator, header_of
 from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
+from beeond_ctl.staging.spread import SILENCE_S
 from beeond_ctl.staging.surplus import Doomed
 from beeond_ctl.staging.transfer import Fold
 from beeond_ctl.staging.worker import serve
@@ -523,6 +525,22 @@ def test_much_is_removed_in_turns_of_which_none_takes_long(
     assert max(one - other for one, other in itertools.pairwise(left[1:])) == 1
 
 
+def test_a_copier_that_was_stopped_until_others_did_its_work_removes_nothing_more(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(area / "source", "f")
+    fill(area / "target", "f", *(f"old{number}" for number in range(9)))
+    used = worker(area, token="01234567", tokens=[])
+    now_s = iter([0.0, 1.0, 2.0, SILENCE_S])
+    monkeypatch.setattr(time, "clock_gettime", lambda _: next(now_s))
+    result = copier._Result()
+    used.delete([""], [[(area / "source").stat().st_ino, 0, 1]], result)
+    used.close()
+    assert len(names(area / "target")) == 1 + 9 - 3
+    assert result.extra["left"][:2] == [1, '[""]']
+    assert result.extra["deleted"][0] == 3
+
+
 def test_what_another_copier_has_removed_meanwhile_is_removed(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     turn = copier._Turn()
@@ -545,6 +563,15 @@ def test_what_another_transfer_of_the_job_has_copied_is_not_deleted_under_anothe
     assert names(area / "proj") == {"res/a/f"}
     assert stage(job._replace(others=(bytes(area / "proj/other"),)), area).proved
     assert names(area / "proj") == {"res/g"}
+
+
+def test_what_a_transfer_is_refused_for_is_one_line_whatever_names_are_in_it(area: Path) -> None:
+    fill(area / "source", "f")
+    fill(area / "target", "f")
+    other = bytes(area / "target") + b"/x\n\x1b[31m\xff"
+    (line,) = stage(deleting(area / "source", area / "target", others=(other,)), area).problems()
+    assert line.isprintable()
+    assert r"target/x\n\x1b[31m\udcff; take the flag away" in line
 
 
 def test_the_transfers_of_a_job_know_where_the_others_go() -> None:

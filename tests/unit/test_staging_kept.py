@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from beeond_ctl.staging.transfer import Summary
 
 OLD_NS = 10**18
+AFTER_2262_NS = 13_569_465_600 * 10**9
+"""In 2400, more nanoseconds than 64 bits hold."""
 DIRECTORY = Path("/dev/shm")
 
 
@@ -162,6 +164,54 @@ def test_a_small_file_into_a_new_directory_takes_no_look_for_a_newer_one(tmp_pat
 
 
 @by_both
+def test_a_newer_file_with_a_date_beyond_2262_is_kept(area: Path) -> None:
+    (area / "target").mkdir()
+    for side in ("source", "target"):
+        (area / side / "file").write_text(side)
+    os.utime(area / "target" / "file", ns=(OLD_NS, AFTER_2262_NS))
+    os.utime(area / "source" / "file", ns=(OLD_NS, OLD_NS))
+    if (area / "target" / "file").stat().st_mtime_ns != AFTER_2262_NS:
+        pytest.skip("this file system keeps no such dates")
+    summary = stage(area)
+    assert summary.proved, summary.problems()
+    assert summary.notes["newer"].count == 1
+    (kept,) = (area / "target").glob("file.newer-*")
+    assert kept.read_text() == "target"
+
+
+@by_both
+@pytest.mark.parametrize("time_ns", [AFTER_2262_NS, -1, -(10**18) - 1])
+def test_a_file_of_any_date_is_copied_proved_and_known_again(area: Path, time_ns: int) -> None:
+    (area / "source" / "file").write_text("1")
+    os.utime(area / "source" / "file", ns=(OLD_NS, time_ns))
+    if (area / "source" / "file").stat().st_mtime_ns != time_ns:
+        pytest.skip("this file system keeps no such dates")
+    for copied in (1, 0):
+        summary = stage(area)
+        assert summary.proved, summary.problems()
+        assert (summary.copied, summary.skipped) == (copied, 1 - copied)
+    assert (area / "target" / "file").stat().st_mtime_ns == time_ns
+    assert stage(area, "update").skipped == 1
+
+
+def test_dates_that_are_the_same_in_64_bits_are_not_the_same() -> None:
+    area = DIRECTORY / f"staging-kept-{os.getpid()}-{os.urandom(4).hex()}"
+    fds = {}
+    for side, time_ns in (("source", OLD_NS), ("target", OLD_NS + (1 << 64))):
+        (area / side).mkdir(parents=True)
+        (area / side / "file").write_text("1")
+        os.utime(area / side / "file", ns=(time_ns, time_ns))
+        fds[side] = os.open(area / side, os.O_RDONLY)
+    try:
+        seen = _native.examine(fds["source"], fds["target"], b"file\0", b"", None, True)
+        assert seen == (0, ["file"], [1], [])
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+        shutil.rmtree(area)
+
+
+@by_both
 def test_a_newer_file_with_the_longest_name_is_kept_under_a_shorter_one(area: Path) -> None:
     names = ["x" * 254 + "1", "x" * 254 + "2", "é" * 127, "plain"]
     (area / "target").mkdir()
@@ -193,6 +243,34 @@ def test_where_no_link_can_be_made_a_kept_file_replaces_no_other(
         made._keep_newer(made.target.root, name, OLD_NS, name, copier._Result())
     texts = [path.read_text()[-1] for path in (tmp_path / "target").iterdir()]
     assert sorted(texts) == ["1", "2"]
+
+
+# --- further names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["first", "/etc/passwd"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_further_name_is_made_only_of_what_is_the_copy_of_the_first(
+    tmp_path: Path, text: str, is_link: bool
+) -> None:
+    """Somebody has put a link under the first name of a file, or of a link."""
+    made = worker(tmp_path)
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "a").symlink_to("first") if is_link else (source / "a").write_text("x")
+    os.link(source / "a", source / "b", follow_symlinks=False)
+    (target / "a").symlink_to(text)
+    info = (source / "a").lstat()
+    entry = ["a", info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+    result = copier._Result()
+    made.link("1", [""], [[0, [["b", ["", entry]]], []]], result)
+    made.close()
+    if is_link and text == "first":
+        assert (result.copied, result.failures) == (1, [])
+        assert os.path.samestat((target / "a").lstat(), (target / "b").lstat())
+    else:
+        assert [failure[0] for failure in result.failures] == ["first-link"]
+        assert not result.proofs
+        assert os.listdir(target) == ["a"]
 
 
 # --- times, and leases ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from beeond_ctl.staging import begin, child, coordinator, copier, spawn, tree, w
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.journal import Journal
+from beeond_ctl.staging.worker import _watch
 from tests.unit.copying import worker
 
 if TYPE_CHECKING:
@@ -184,6 +186,12 @@ def test_a_tree_that_makes_nothing_makes_nothing_that_is_most_likely_new(tmp_pat
     with pytest.raises(FileNotFoundError):
         tree.Tree(str(tmp_path), make=False).open("new", new=True)
     assert not os.listdir(tmp_path)
+
+
+def test_a_thread_that_ends_while_it_is_looked_at_is_no_error() -> None:
+    seen = iter([True])
+    thread: Any = SimpleNamespace(is_alive=lambda: next(seen, False), join=lambda _: None)
+    _watch([], [thread], threading.Event(), 1.0)
 
 
 def test_nothing_is_appended_to_a_journal_that_was_not_read(tmp_path: Path) -> None:
