@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from beeond_ctl import slurm
 from beeond_ctl.directives import parse_directives
 from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
-from beeond_ctl.request import JobNames, encode, expand, show
+from beeond_ctl.request import JobNames, encode, expand_all, show
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def data_in(limits: Mapping[str, str], job_id: int) -> None:
     asked = parse_directives(lines)
     encode(asked)
     names = _names(job_id, fields)
-    sources = [expand(transfer, names, inward=True).source for transfer in asked.stage_in]
+    expand_all(asked, names, inward=False)  # told now, if it cannot be
+    sources = [transfer.source for transfer in expand_all(asked, names, inward=True)]
     look_s = float(limits["look"])
     missing = _missing(sources, look_s) if sources else []
     if missing is None:

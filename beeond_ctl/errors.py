@@ -18,6 +18,11 @@ Only `beeond_ctl.cli` turns an exception into a message and an exit code.
 
 from __future__ import annotations
 
+from typing import Final
+
+_SHOWN: Final = 500
+"""Characters of a user's text in a message: slurmctld keeps and prints what it is told."""
+
 
 class BeeondError(Exception):
     """Base of all: `str()` is one line that says what, where, why and what to do next."""
@@ -86,6 +91,15 @@ def visible(text: str) -> str:
     'a\\x1b[2Jé'
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def shortened(text: str, most: int = _SHOWN) -> str:
+    """The beginning of `text`, where it is too long for a message.
+
+    >>> shortened("a" * 500)[-2:], shortened("a" * 501)[-2:]
+    ('aa', 'a…')
+    """
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def one_line(error: BaseException) -> str:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from beeond_ctl.errors import shortened
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,10 @@ JOURNAL: Final = "/run/systemd/journal/socket"
 """Takes `NAME=value` lines in datagrams: systemd's native protocol, https://systemd.io/JOURNAL_NATIVE_PROTOCOL/."""
 LIMIT: Final = 8 * 1024**2
 """Bytes after which a log takes only what may not be lost. No job comes near it; one that is recovered for ever may."""
+
+_LONGEST: Final = 256 * 1024
+"""Bytes after which a line keeps only the beginnings of texts and lists: who reads a log reads all of it."""
+_TEXT, _ITEMS = 1000, 100
 
 _ALWAYS: Final = frozenset(["prolog", "up", "epilog", "down", "recover", "proved", "drained", "clean"])
 _NOT_TO_JOURNAL: Final = frozenset(["progress"])
@@ -66,7 +72,10 @@ class EventLog:
 
     def _line(self, event: str, fields: Mapping[str, Any]) -> str:
         """The event as it is written; systemd's journal is told."""
-        line = json.dumps({"t": round(time.time(), 4), "node": self._node, "event": event, **fields})
+        fact = {"t": round(time.time(), 4), "node": self._node, "event": event, **fields}
+        line = json.dumps(fact)
+        if len(line) > _LONGEST:
+            line = json.dumps(_beginnings(fact))
         if event not in _NOT_TO_JOURNAL:
             self._tell_journal(event, line, failed="failed" in fields)
         return line
@@ -121,6 +130,18 @@ class EventLog:
         longest = sorted(parts.items(), key=lambda part: -part[1])[:4]
         told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= 0.005)
         return f"{total:.2f} s" + (f": {told}" if told else "")
+
+
+def _beginnings(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can say
+    """`value` with all that is long in it cut, but for what there is one of for each node."""
+    match value:
+        case str():
+            return shortened(value, _TEXT)
+        case dict():
+            return {name: _beginnings(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_beginnings(each) for each in value[:_ITEMS]]
+    return value
 
 
 def log_path(root: str, job_id: int) -> Path:

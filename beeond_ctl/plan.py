@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from beeond_ctl.errors import RequestError
+from beeond_ctl.errors import RequestError, shortened
 from beeond_ctl.units import format_size
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def check_request(config: SiteConfig, request: Request, node_count: int | None =
     if request.mount is not None and request.mount not in choices:
         offer = f"choose {' or '.join(choices)}" if choices else "this site offers none; leave it out"
         raise RequestError(
-            f"--beeond: mount={request.mount} is not a mount point that may be chosen; {offer}"
+            f"--beeond: mount={shortened(request.mount)} is not a mount point that may be chosen; {offer}"
         )
     if backend in {"glusterfs", "local"}:
         for name, value in (

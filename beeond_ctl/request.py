@@ -7,11 +7,12 @@ Text is `str` as Python decodes it from the system (`surrogateescape`), so any b
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from beeond_ctl.errors import RequestError
+from beeond_ctl.errors import RequestError, shortened
 from beeond_ctl.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ MAX_ENCODED: Final = 64 * 1024
 
 _MOST_TRANSFERS: Final = 256
 """Of one direction: slurmctld waits while they are checked."""
+
+_LONGEST_NAME: Final = 255
+_LONGEST_PATH: Final = 4095
+"""Bytes, of Linux (NAME_MAX; PATH_MAX without its NUL): what is longer can be neither read nor made."""
 
 FLAGS: Final[Mapping[str, str]] = {
     "delete": "also delete at the destination what the source no longer has",
@@ -228,8 +233,14 @@ def parse_options(options: Iterable[tuple[str, str]]) -> Request:
     Raises RequestError naming the option, the value and what would be right.
     """
     request = _parse(options)
-    check_deletions(request.stage_in)
-    check_deletions(request.stage_out)
+    for option, transfers in (
+        ("--beeond-stage-in", request.stage_in),
+        ("--beeond-stage-out", request.stage_out),
+    ):
+        for transfer in transfers:
+            for path in (transfer.source, transfer.destination):
+                _check_lengths(path, option, _least_length)
+        check_deletions(transfers)
     return request
 
 
@@ -261,22 +272,22 @@ def check_deletions(transfers: Sequence[Transfer]) -> None:
     """
     if len(transfers) > _MOST_TRANSFERS:
         raise RequestError(f"more than {_MOST_TRANSFERS} transfers; name directories instead of single files")
-    for deleting in transfers:
+    places = [(each, _place(each.destination)) for each in transfers]
+    for deleting, top in places:
         if "delete" in deleting.flags:
-            top = _parts(deleting.destination)
-            for other in transfers:
-                if other != deleting and _parts(other.destination)[: len(top)] == top:
+            for other, place in places:
+                if place.startswith(top) and other != deleting:
                     raise RequestError(
                         f"delete at {show(deleting.destination)} would delete what another transfer copies to "
                         f"{show(other.destination)}; take the flag away, or name another place"
                     )
 
 
-def _parts(path: str) -> list[str]:
-    """The names that `path` leads through.
+def _place(path: str) -> str:
+    """The names that `path` leads through: what is below it begins with the same.
 
-    >>> _parts("/a/./b//../c/")
-    ['a', 'c']
+    >>> _place("/a/./b//../c"), _place(".")
+    ('/a/c/', '/')
     """
     parts: list[str] = []
     for part in path.split("/"):
@@ -284,7 +295,7 @@ def _parts(path: str) -> list[str]:
             del parts[-1:]
         elif part not in ("", "."):
             parts.append(part)
-    return parts
+    return "/" + "".join(f"{part}/" for part in parts)
 
 
 def _parse_keys(text: str) -> dict[str, Any]:
@@ -321,7 +332,7 @@ def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
             f"{option}: {show(mistaken[0])} in {show(text)} is part of a name; "
             f"write {show(':' + mistaken[1])} for the flag, or '\\,' for a comma in a path"
         )
-    flags = tuple(sorted(set(parts[2].split("+")))) if len(parts) == 3 else ()
+    flags = parts[2].split("+") if len(parts) == 3 else []
     for flag in flags:
         if flag not in FLAGS:
             raise RequestError(
@@ -330,7 +341,7 @@ def parse_transfer(text: str, option: str, *, inward: bool) -> Transfer:
     source, destination = (parts[0], below(parts[1])) if inward else (below(parts[0]), parts[1])
     for path in (source, destination):
         _check_replaced(path, option)
-    return _checked(Transfer(source, destination, flags), option, inward=inward)
+    return _checked(Transfer(source, destination, tuple(sorted(set(flags)))), option, inward=inward)
 
 
 def below(path: str) -> str:
@@ -372,6 +383,29 @@ def _check_replaced(path: str, option: str) -> None:
             )
 
 
+def _check_lengths(path: str, option: str, length: Callable[[str], int]) -> None:
+    """Refuse what no file system can have; `length` says how many bytes a part of `path` has."""
+    if length(path) > _LONGEST_PATH:
+        raise RequestError(
+            f"{option}: {show(path)} is no path: it has more than {_LONGEST_PATH} bytes; shorten it"
+        )
+    for part in path.split("/"):
+        if length(part) > _LONGEST_NAME:
+            raise RequestError(
+                f"{option}: {show(part)} in {show(path)} is no name for a file: "
+                f"it has more than {_LONGEST_NAME} bytes; shorten it"
+            )
+
+
+def _length(text: str) -> int:
+    return len(text.encode(errors="surrogateescape"))
+
+
+def _least_length(text: str) -> int:
+    """Of `text` whatever its patterns stand for, which may be nothing (`%x`)."""
+    return _length(re.sub(r"%(.)", lambda match: "%" if match[1] == "%" else "", text))
+
+
 def _check_outside(path: str, option: str) -> None:
     if not path.startswith("/"):
         raise RequestError(
@@ -404,7 +438,7 @@ def printable(text: str) -> str:
 
 def show(text: str) -> str:
     """`text` quoted so that a message stays one printable line."""
-    return repr(text.encode(errors="surrogateescape").decode(errors="backslashreplace"))
+    return repr(shortened(text).encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 # --- %-expansion ------------------------------------------------------------------------------------------
@@ -416,14 +450,27 @@ def needs_scheduler(request: Request) -> bool:
 
 
 def _asks_slurm(transfer: Transfer) -> bool:
-    paths = (transfer.source, transfer.destination)
-    return any(match[1] in "xAa" for path in paths for match in re.finditer(r"%(.)", path))
+    return not _patterns(transfer).isdisjoint("xAa")
 
 
-def expand(transfer: Transfer, names: JobNames, *, inward: bool) -> Transfer:
+def _patterns(transfer: Transfer) -> set[str]:
+    return {letter for path in (transfer.source, transfer.destination) for letter in re.findall("%(.)", path)}
+
+
+def expand_all(request: Request, names: JobNames, *, inward: bool, mount: str = "") -> list[Transfer]:
+    """The transfers of one direction as `expand` has them, and may now be in each other's way. Raises RequestError."""
+    chosen = request.stage_in if inward else request.stage_out
+    expanded = [expand(transfer, names, inward=inward, mount=mount) for transfer in chosen]
+    check_deletions(expanded)
+    return expanded
+
+
+def expand(transfer: Transfer, names: JobNames, *, inward: bool, mount: str = "") -> Transfer:
     """`transfer` with `%j %u %x %A %a %%` replaced as Slurm does in file names (sbatch(1)).
 
-    Raises RequestError when the result is no longer allowed: a job name with '/' or '..' in it.
+    `mount` is where $BEEOND is, as far as that is known: the path below it has to be short enough with it.
+
+    Raises RequestError when the result is no longer allowed: a job name with '/' or '..' in it, or too long.
     """
     option = "--beeond-stage-in" if inward else "--beeond-stage-out"
     task = 4294967294 if names.array_task_id is None else names.array_task_id  # NO_VAL, as Slurm prints it
@@ -438,11 +485,10 @@ def expand(transfer: Transfer, names: JobNames, *, inward: bool) -> Transfer:
     if names.job_name is None and _asks_slurm(transfer):
         shown = show(f"{transfer.source}:{transfer.destination}")
         raise RequestError(f"{option}: Slurm no longer knows what %x, %A and %a stand for in {shown}")
-    for char in "ux":
-        if "/" in meaning[char] or meaning[char] in {".", ".."}:
-            raise RequestError(
-                f"{option}: %{char} stands for {show(meaning[char])}, which is no name for a file"
-            )
+    for char in sorted(_patterns(transfer) & {"u", "x"}):
+        name = meaning[char]
+        if "/" in name or name in {".", ".."} or _length(name) > _LONGEST_NAME:
+            raise RequestError(f"{option}: %{char} stands for {show(name)}, which is no name for a file")
 
     def replace(path: str) -> str:
         return re.sub(r"%(.)", lambda match: meaning[match[1]], path, flags=re.DOTALL)
@@ -451,6 +497,8 @@ def expand(transfer: Transfer, names: JobNames, *, inward: bool) -> Transfer:
     outside, inside = (source, destination) if inward else (destination, source)
     _check_outside(outside, option)
     _check_inside(inside, option)
+    for path in (outside, os.path.join(mount, inside)):
+        _check_lengths(path, option, _length)
     return Transfer(source, destination, transfer.flags)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from beeond_ctl.errors import shortened
+
 _SIZE = re.compile(r"(\d{1,19})(?:(k|m|g|t|p)(i?b)?|b)?", re.IGNORECASE | re.ASCII)
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
@@ -21,7 +23,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     value = int(match[1]) * 1024 ** _POWER.get((match[2] or "").lower(), 0) if match else 0
     if not 0 < value < 2**63:  # more is no size of a file (off_t)
-        raise ValueError(f"{text!r} is not a size such as 512KiB, 1MiB or 2TiB")
+        raise ValueError(f"{shortened(text)!r} is not a size such as 512KiB, 1MiB or 2TiB")
     return value
 
 

@@ -26,6 +26,7 @@ local METAVAR = {
 	["join"] = "N",
 }
 local MOST_BYTES, MOST_TRANSFERS = 64 * 1024, 256
+local LONGEST_NAME, LONGEST_PATH, SHOWN = 255, 4095, 500
 local DIRECTORIES = "name directories instead of single files"
 local SAME = { type = "scratch", access_mode = "striped" }
 local INSIDE = { "$BEEOND", "${BEEOND}", "$DW_JOB_STRIPED", "${DW_JOB_STRIPED}" }
@@ -70,7 +71,18 @@ end
 
 local SHORT = { [9] = "\\t", [10] = "\\n", [13] = "\\r", [92] = "\\\\" }
 
-local function quoted(text, invalid)
+-- The beginning of `text`, where it is too long for a message.
+local function shortened(text)
+	local i = 1
+	for _ = 1, SHOWN do
+		if i > #text then return text end
+		i = i + character(text, i)
+	end
+	return i > #text and text or text:sub(1, i - 1) .. "…"
+end
+
+local function quoted(whole, invalid)
+	local text = shortened(whole)
 	local quote = text:find("'", 1, true) and not text:find('"', 1, true) and '"' or "'"
 	local out, i = {}, 1
 	while i <= #text do
@@ -271,24 +283,21 @@ local function escape(text)
 	return (text:gsub("[\\:,]", "\\%0"))
 end
 
-local function sorted_flags(text)
-	local flags = {}
-	for flag in (text .. "+"):gmatch("([^+]*)%+") do
-		if not has(flags, flag) then flags[#flags + 1] = flag end
-	end
-	table.sort(flags)
-	return flags
-end
-
--- Whether `values.flags` is a list of flags, joined by "+"; told in the order in which Python looks at them.
-local function check_flags(where, values)
-	for _, flag in ipairs(sorted_flags(values.flags)) do
+-- The flags in `values.flags`, which joins them by "+": each once, sorted. Refuses what is none.
+local function read_flags(where, values)
+	local asked, flags = {}, {}
+	for flag in (values.flags .. "+"):gmatch("([^+]*)%+") do
 		if not has(FLAGS, flag) then
 			local text = escape(values.source) .. ":" .. escape(values.destination) .. ":" .. escape(values.flags)
 			refuse(where .. "unknown flag " .. show(flag) .. " in " .. show(text) .. "; the flags are "
 				.. table.concat(FLAGS, ", "))
 		end
+		asked[flag] = true
 	end
+	for _, flag in ipairs(FLAGS) do
+		if asked[flag] then flags[#flags + 1] = flag end
+	end
+	return flags
 end
 
 local function check_patterns(where, path)
@@ -303,6 +312,22 @@ local function check_patterns(where, path)
 				.. "and %% for a percent sign")
 		end
 		i = at + 1 + width
+	end
+end
+
+-- Refuses what no file system can have, whatever the patterns in it stand for, which may be nothing.
+local function check_lengths(where, path)
+	local function length(text)
+		return #text:gsub("%%(.)", { j = "", u = "", x = "", A = "", a = "", ["%"] = "%" })
+	end
+	if length(path) > LONGEST_PATH then
+		refuse(where .. show(path) .. " is no path: it has more than " .. LONGEST_PATH .. " bytes; shorten it")
+	end
+	for part in path:gmatch("[^/]+") do
+		if length(part) > LONGEST_NAME then
+			refuse(where .. show(part) .. " in " .. show(path) .. " is no name for a file: it has more than "
+				.. LONGEST_NAME .. " bytes; shorten it")
+		end
 	end
 end
 
@@ -329,12 +354,12 @@ local function check_stage(directive, words)
 	local outer, inner = "source", "destination"
 	if directive == "stage_out" then outer, inner = inner, outer end
 	values[inner] = below(values[inner])
-	if values.flags then check_flags(where, values) end
+	local flags = values.flags and read_flags(where, values) or {}
+	check_replaced(where, values.source)
+	check_replaced(where, values.destination)
 	local outside, inside = values[outer], values[inner]
 	check_patterns(where, outside)
 	check_patterns(where, inside)
-	check_replaced(where, outside)
-	check_replaced(where, inside)
 	if outside:sub(1, 1) ~= "/" then
 		refuse(where .. show(outside) .. " is not an absolute path; global storage is named from '/'")
 	end
@@ -345,34 +370,38 @@ local function check_stage(directive, words)
 	elseif climbs(inside) then
 		refuse(where .. show(inside) .. " climbs out of $BEEOND with '..'; name a path below it")
 	end
-	local flags = values.flags and sorted_flags(values.flags) or {}
+	check_lengths(where, values.source)
+	check_lengths(where, values.destination)
 	return {
 		destination = values.destination, deletes = has(flags, "delete"),
 		text = escape(values.source) .. ":" .. escape(values.destination) .. ":" .. table.concat(flags, "+"),
 	}
 end
 
--- The names that `path` leads through, each with a slash before it.
-local function parts(path)
+-- The names that `path` leads through: what is below it begins with the same.
+local function place(path)
 	local found = {}
 	for part in path:gmatch("[^/]+") do
 		if part == ".." then
 			table.remove(found)
 		elseif part ~= "." then
-			found[#found + 1] = "/" .. part
+			found[#found + 1] = part .. "/"
 		end
 	end
-	return table.concat(found)
+	return "/" .. table.concat(found)
 end
 
 -- Refuses a transfer with the flag `delete` that would delete what another one of the same direction copies.
 local function check_deletions(transfers)
 	if #transfers > MOST_TRANSFERS then refuse("more than " .. MOST_TRANSFERS .. " transfers; " .. DIRECTORIES) end
+	for _, each in ipairs(transfers) do
+		each.place = place(each.destination)
+	end
 	for _, deleting in ipairs(transfers) do
 		if deleting.deletes then
-			local top = parts(deleting.destination) .. "/"
+			local top = deleting.place
 			for _, other in ipairs(transfers) do
-				if other.text ~= deleting.text and (parts(other.destination) .. "/"):sub(1, #top) == top then
+				if other.place:sub(1, #top) == top and other.text ~= deleting.text then
 					refuse("delete at " .. show(deleting.destination) .. " would delete what another transfer copies to "
 						.. show(other.destination) .. "; take the flag away, or name another place")
 				end
@@ -433,21 +462,28 @@ end
 
 -- The site's limits. -----------------------------------------------------------------------------------------------
 
--- The file of limits (beeond_ctl/limits.py says what is in it). Without it the site has none, and Prologs find out.
+-- The file of limits (beeond_ctl/limits.py says what is in it). Without it the site has none, and Prologs find out; so
+-- they do where lines make no rule. The first of those is `wrong`.
 local function read_limits(text)
-	local limits = { rules = {} }
+	local limits, found = { rules = {} }, {}
 	for line in (text or ""):gmatch("[^\n]+") do
 		local name, rest = line:match("^([%l-]+) (.*)$")
+		local last = found[#found]
 		if name == "offer" then
 			local offered = split_words(rest)
-			limits.rules[#limits.rules + 1] = { key = table.remove(offered, 1), offered = offered }
-		elseif name == "told" then
-			limits.rules[#limits.rules].told = rest
-		elseif name == "refuse" then
-			local backend, keys, told = rest:match("^(%S+) (%S+) (.*)$")
-			limits.rules[#limits.rules + 1] = { backend = backend, keys = keys, told = told }
-		elseif name then
-			limits[name] = rest
+			found[#found + 1] = { line = line, key = table.remove(offered, 1), offered = offered }
+		elseif name == "told" and last and last.key and not last.told then
+			last.told = rest
+		elseif name == "told" or name == "refuse" then
+			local backend, keys, told = line:match("^refuse (%S+) (%S+) (.*)$")
+			found[#found + 1] = { line = line, backend = backend, keys = keys, told = told }
+		end
+	end
+	for _, rule in ipairs(found) do
+		if rule.told then
+			limits.rules[#limits.rules + 1] = rule
+		else
+			limits.wrong = limits.wrong or rule.line
 		end
 	end
 	return limits
@@ -466,7 +502,7 @@ end
 -- The first of the values of `key` that the site does not offer.
 local function not_offered(rule, value)
 	local values = value
-	if rule.key == "mount" then values = values:gsub("(.)/+$", "%1") end
+	if rule.key == "mount" then values = values:match("^.*[^/]") or "/" end
 	if rule.key ~= "interfaces" then return not has(rule.offered, values) and values or nil end
 	for part in values:gmatch("[^+]+") do
 		if not has(rule.offered, part) then return part end
@@ -482,7 +518,7 @@ local function check_limits(limits, asked)
 			local bad = asked[rule.key] and not_offered(rule, asked[rule.key])
 			if bad then
 				local whole = rule.key == "mount" and bad or asked[rule.key]
-				refuse(where .. told:gsub("{(.-)}", { value = whole, part = bad }))
+				refuse(where .. told:gsub("{(.-)}", { value = shortened(whole), part = bad }))
 			end
 		elseif rule.backend == (asked.backend or "-") and all_asked(rule.keys, asked) then
 			refuse(where .. told)
@@ -491,7 +527,7 @@ local function check_limits(limits, asked)
 	if asked.capacity and limits.pool then
 		local all = size(limits.pool)
 		if all and size(asked.capacity) > all then
-			refuse(where .. "capacity=" .. asked.capacity .. " is more than all nodes have together, which is "
+			refuse(where .. "capacity=" .. shortened(asked.capacity) .. " is more than all nodes have together, which is "
 				.. limits.pool .. "; ask for less")
 		end
 	end

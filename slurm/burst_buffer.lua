@@ -219,6 +219,10 @@ function slurm_bb_job_process(job_script)
 		return slurm.ERROR, "burst_buffer.lua: " .. tostring(ours) .. "; this is for the cluster's administrator to mend"
 	end
 	local limits = ours.read_limits(read_file(LIMITS_FILE))
+	if limits.wrong then
+		slurm.log_error("beeond: %s: no rule can be made of '%s'; run `beeond-ctl bb limits >%s`",
+			LIMITS_FILE, limits.wrong:sub(1, 200), LIMITS_FILE)
+	end
 	limits.pool = (read_file(POOL_FILE) or ""):match("^%s*(.-)%s*$")
 	local wrong = ours.check_script(script, limits)
 	if wrong then return slurm.ERROR, wrong end

@@ -15,7 +15,7 @@ from beeond_ctl.errors import NodeError, RequestError, one_line
 from beeond_ctl.events import EventLog
 from beeond_ctl.keys import Secrets, derive, name_of, read_secrets
 from beeond_ctl.plan import Job, Plan, make_plan
-from beeond_ctl.request import JobNames, Request, Transfer, check_deletions, decode, expand
+from beeond_ctl.request import JobNames, Request, Transfer, decode, expand_all
 from beeond_ctl.slurm import fold_nodes
 
 if TYPE_CHECKING:
@@ -194,7 +194,4 @@ class Here:
         known = JobNames(
             job.job_id, job.user, names.get("job_name"), names.get("array_job_id"), names.get("array_task_id")
         )
-        chosen = self.request.stage_in if inward else self.request.stage_out
-        expanded = [expand(transfer, known, inward=inward) for transfer in chosen]
-        check_deletions(expanded)
-        return expanded
+        return expand_all(self.request, known, inward=inward, mount=self.first_plan.mount_point)

@@ -23,7 +23,7 @@ from beeond_ctl.launch import all_done, fold, on_nodes
 from beeond_ctl.lifecycle import bringup, guard, own, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import FIRST_OWN_ID, LAST_OWN_ID, Job, make_plan
-from beeond_ctl.request import encode, needs_scheduler
+from beeond_ctl.request import JobNames, encode, expand_all, needs_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +70,8 @@ def up(
     run_id = FIRST_OWN_ID + secrets.randbelow(LAST_OWN_ID - FIRST_OWN_ID + 1)
     job = Job(run_id, known.pw_uid, known.pw_gid, user)
     plan = make_plan(config, asked, job, tuple(nodes))
+    for inward in (True, False):  # no node need find out
+        expand_all(asked, JobNames(run_id, user), inward=inward, mount=plan.mount_point)
     order = {
         "id": run_id, "uid": job.uid, "gid": job.gid, "user": user, "nodes": slurm.fold_nodes(nodes),
         "request": encode(asked),

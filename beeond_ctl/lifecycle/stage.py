@@ -9,10 +9,11 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import flushes, slurm
-from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RetainedError, UserError
+from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RetainedError, UserError, shortened
 from beeond_ctl.lifecycle import proof, steps
 from beeond_ctl.request import printable
 
@@ -31,6 +32,8 @@ _GONE = "the job was cancelled"
 _SAMPLE_S = 1.0
 """Seconds between two looks at how far a transfer is; twice as many after each `_SAMPLES` looks."""
 _SAMPLES = 240
+_LONGEST = 10_000
+"""Characters of what is told of transfers that failed: each node has it in memory."""
 
 
 class Stage:
@@ -50,6 +53,11 @@ class Stage:
         self.combine["proved"] = self._prove
         self.combine["absent"] = lambda reports: {"damage": _damage(reports)}
 
+    @cached_property
+    def _every(self) -> list[Transfer]:
+        """All transfers, once the names that are in them are known."""
+        return self._here.transfers(inward=self._inward)
+
     def run(self, team: Team) -> None:
         """Copy everything, together with all other nodes; of a stage-out also what comes after a transfer that failed.
 
@@ -58,7 +66,7 @@ class Stage:
         """
         failed: list[str] = []
         absent: list[int] = []
-        for index, transfer in enumerate(self._here.transfers(inward=self._inward)):
+        for index, transfer in enumerate(self._every):
             with self._here.events.timed("stage-in" if self._inward else "stage-out") as extra:
                 extra |= {"transfer": index, "source": transfer.source, "destination": transfer.destination}
                 summary = self._transfer(team, index, transfer)
@@ -75,13 +83,13 @@ class Stage:
             elif not summary["proved"]:
                 failed.append(_told(transfer, summary, inward=self._inward))
                 if self._inward:
-                    raise UserError(failed[0])
+                    raise UserError(shortened(failed[0], _LONGEST))
                 if summary["cancelled"]:
                     break
         if failed:
             if absent and self._trust_missing:
                 self._remember(team, absent)
-            raise RetainedError("; ".join(failed))
+            raise RetainedError(shortened("; ".join(failed), _LONGEST))
         if not self._inward:
             self._prove_together(team)
 
@@ -186,8 +194,7 @@ class Stage:
         top = os.fsencode(self._here.plan.mount_point) + b"/"
         source, destination = os.fsencode(transfer.source), os.fsencode(transfer.destination)
         base = top if self._inward else b""
-        every = self._here.transfers(inward=self._inward)
-        others = tuple(base + os.fsencode(each.destination) for each in every if each != transfer)
+        others = tuple(base + os.fsencode(each.destination) for each in self._every if each != transfer)
         if self._inward:
             return Job(
                 source, top + destination, transfer.flags, durable=False, all_or_nothing=True, others=others

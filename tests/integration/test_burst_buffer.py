@@ -121,7 +121,16 @@ def _ready(bb: Cluster, path: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize(
-    "name", ["unknown key", "relative source", "climbs", "unquoted blank", "wide shown", "unknown directive"]
+    "name",
+    [
+        "unknown key",
+        "relative source",
+        "climbs",
+        "unquoted blank",
+        "wide shown",
+        "unknown directive",
+        "long name",
+    ],
 )
 def test_a_bad_directive_is_refused_at_the_prompt_in_the_same_words(bb: Cluster, name: str) -> None:
     vector = next(vector for vector in VECTORS["refused"] if vector["name"] == name)

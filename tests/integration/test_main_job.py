@@ -137,6 +137,7 @@ def test_two_users_on_the_same_nodes_neither_collide_nor_see_each_other(cluster:
         ("--beeond-stage-in=/global/alice/x:../up", ["climbs out", ".."]),
         ("--beeond-stage-in=relative:in", ["absolute"]),
         ("--beeond=backend=lustre", ["lustre", "glusterfs"]),
+        (f"--beeond-stage-out=out:/global/alice/{'d' * 256}", ["ddd", "more than 255 bytes"]),
     ],
 )
 def test_a_bad_option_is_refused_at_the_prompt(cluster: Cluster, option: str, words: list[str]) -> None:
@@ -173,7 +174,7 @@ def test_a_source_that_the_user_cannot_read_fails_the_job_and_drains_nothing(
     cluster.wait_clean(before, timeout_s=10)
 
 
-@pytest.mark.parametrize("case", ["forbidden", "read-only", "below a file"])
+@pytest.mark.parametrize("case", ["forbidden", "read-only", "below a file", "too long with the job's name"])
 def test_a_destination_that_the_user_cannot_write_is_told_before_the_job_runs(
     cluster: Cluster, case: str
 ) -> None:
@@ -184,19 +185,21 @@ def test_a_destination_that_the_user_cannot_write_is_told_before_the_job_runs(
         "forbidden": "/global/bob/theirs",
         "read-only": "/global/alice/target/new/dir",
         "below a file": "/global/alice/file/dir",
+        "too long with the job's name": f"/global/alice/target/{'d' * 250}-%x",
     }[case]
     before = cluster.snapshots()
     if case == "read-only":
         cluster.readonly("/global/alice/target")
     try:
         job = cluster.submit(
-            "alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N2", f"--beeond-stage-out=out:{place}"
-        )
+            "alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N2", "--job-name=longer",
+            f"--beeond-stage-out=out:{place}",
+        )  # fmt: skip
         assert cluster.wait_job(job)["JobState"] == "FAILED"
     finally:
         if case == "read-only":
             cluster.writable("/global/alice/target")
-    assert place in cluster.job_output(job)
+    assert place.replace("%x", "longer") in cluster.job_output(job)
     assert not exists(cluster, "/global/alice/ran")
     cluster.wait_idle()
     cluster.wait_clean(before, timeout_s=10)

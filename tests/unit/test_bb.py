@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl import bb
-from beeond_ctl.errors import NodeError, RetainedError
+from beeond_ctl.errors import NodeError, RequestError, RetainedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,3 +101,14 @@ def test_only_the_jobs_own_user_looks_at_its_sources(
     monkeypatch.setattr(bb, "_look", look)
     bb.data_in({"path": str(tmp_path), "look": "5"}, 7)
     assert looked == ([["/etc"]] if owns else [])
+
+
+def test_a_destination_that_is_too_long_with_the_jobs_name_holds_the_job(tmp_path: Path) -> None:
+    record = (
+        f"JobId=7 JobName={'n' * 200}\n   UserId=bob(12345) GroupId=x(1)\n   JobState=PENDING NumNodes=1\n"
+        "   BurstBuffer=#BB_LUA stage_out source=out destination=/g/%x-%x\n"
+    )
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{record}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    with pytest.raises(RequestError, match="more than 255 bytes"):
+        bb.data_in({"path": str(tmp_path), "look": "5"}, 7)

@@ -113,6 +113,43 @@ def test_any_words_survive_being_escaped(words: list[str]) -> None:
     assert split_words("  ".join(escaped)) == words
 
 
+def hostile() -> dict[str, str]:
+    """Directives of less than 64 KiB, none of which may keep slurmctld longer than what anybody would write."""
+    deep = "a/" * 88
+    many = {
+        "flags": ["stage_in source=/a destination=b flags=" + "+".join(f"{n:x}" for n in range(13_500))],
+        "a flag": ["stage_in source=/a destination=b flags=" + "update+" * 9000 + "delete"],
+        "deletions in": [f"stage_in source=/{n} destination={deep}{n} flags=delete" for n in range(256)],
+        "deletions out": [f"stage_out source={n} destination=/{deep}{n} flags=delete" for n in range(256)],
+        "upwards": ["stage_in source=/a flags=delete destination=" + "a/../" * 12_000],
+        "slashes": ["beeond mount=" + "/" * 64_000 + "x"],
+        "slashes of a path": ["stage_out source=$BEEOND" + "/" * 64_000 + " destination=/a"],
+        "blanks": ["beeond capacity=" + "\\ " * 10_000 + "1k" + "\\ " * 20_000 + "x"],
+        "patterns": ["stage_in destination=b source=/" + "%x" * 32_000],
+        "variables": ["stage_in destination=b source=/" + "$a/" * 21_000],
+        "interfaces": ["beeond interfaces=" + "ib0+" * 16_000 + "ib0"],
+        "keys": ["beeond " + "meta=1 " * 9000],
+    }
+    return {name: script_of([f"#BB_LUA {line}" for line in lines]) for name, lines in many.items()}
+
+
+@pytest.mark.parametrize("program", LUAS)
+def test_no_script_keeps_slurmctld_longer_than_an_ordinary_one_of_its_size(
+    program: str, tmp_path: Path
+) -> None:
+    limits = tmp_path / "limits"
+    limits.write_text("offer mount /x\ntold mount={value} is not a mount point that may be chosen\n")
+
+    def seconds(script: str) -> float:
+        return min(float(lua(program, script, "seconds", str(limits))) for _ in range(3))
+
+    lines = [f"#BB_LUA stage_out source={n} destination=/{'a/' * 100}{n}" for n in range(256)]
+    usual_s = seconds(script_of(lines))
+    for name, script in hostile().items():
+        assert (name, seconds(script) < 8 * usual_s) == (name, True)
+        assert (name, len(lua(program, script, str(limits))) < 4000) == (name, True)
+
+
 @pytest.mark.parametrize("program", LUAS)
 def test_a_script_of_directives_without_end_is_refused_at_once(program: str) -> None:
     many = "\n".join(f"#BB_LUA stage_out source=f{n} destination=/g/{n}" for n in range(257))

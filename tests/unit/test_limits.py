@@ -69,6 +69,50 @@ def test_lua_refuses_what_the_site_does_not_offer_in_the_words_of_the_nodes(
     assert 3 < refused < len(ASKED)
 
 
+PROCESS = """
+local limits = arg[2]
+local open = io.open
+io.open = function(path, how) return open(path == "/etc/beeond-ctl/limits" and limits or path, how) end
+slurm = {
+	ERROR = -1, SUCCESS = 0,
+	log_error = function(...) io.write("log: ", string.format(...), "\\n") end,
+}
+dofile(arg[1] .. "/slurm/burst_buffer.lua")
+local code, text = slurm_bb_job_process(arg[3])
+io.write(code, " ", text or "", "\\n")
+"""
+
+
+@pytest.mark.parametrize("program", LUAS)
+@pytest.mark.parametrize(
+    "bad", ["told x", "offer mount /x", "offer ", "refuse -", "refuse - meta", "offer  \ntold x"]
+)
+def test_lines_that_make_no_rule_are_told_and_refuse_nothing(tmp_path: Path, program: str, bad: str) -> None:
+    good = make_limits(parse(""))
+    (tmp_path / "job").write_text("#!/bin/sh\n#BB_LUA beeond mount=/x\n")
+    (tmp_path / "program.lua").write_text(PROCESS)
+
+    def process(limits: str) -> list[str]:
+        (tmp_path / "limits").write_text(limits)
+        argv = [
+            program,
+            str(tmp_path / "program.lua"),
+            str(ROOT),
+            str(tmp_path / "limits"),
+            str(tmp_path / "job"),
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    (refused,) = process(good)
+    assert "mount=/x is not a mount point that may be chosen" in refused
+    told = process(bad + "\n")
+    assert bad.splitlines()[0] in told[0]
+    assert "run `beeond-ctl bb limits >/etc/beeond-ctl/limits`" in told[0]
+    assert told[-1] == "0 "
+    assert process(bad + "\n" + good)[-1] == refused  # the rest still counts
+
+
 @pytest.mark.parametrize("program", LUAS)
 def test_a_line_that_takes_a_key_back_is_heard(tmp_path: Path, program: str) -> None:
     limits = tmp_path / "limits"

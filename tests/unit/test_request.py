@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beeond_ctl.errors import RequestError
+from beeond_ctl.errors import RequestError, one_line
 from beeond_ctl.request import (
     FLAGS,
     MAX_ENCODED,
@@ -18,6 +19,7 @@ from beeond_ctl.request import (
     decode,
     encode,
     expand,
+    expand_all,
     needs_scheduler,
     parse_options,
     split_escaped,
@@ -186,6 +188,61 @@ def test_patterns_expand_as_slurm_does() -> None:
 def test_a_job_name_cannot_lead_a_path_elsewhere(name: str) -> None:
     with pytest.raises(RequestError, match="%x"):
         expand(Transfer("%x", "/g"), JobNames(7, "alice", name), inward=False)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "n" * 256])
+def test_a_job_name_that_stands_in_no_path_may_be_any(name: str) -> None:
+    known = JobNames(7, "alice", name)
+    assert expand(Transfer("out", "/%%x"), known, inward=False).destination == "/%x"
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "job_name", "mount", "words"),
+    [
+        ("out", "/g/%x", "n" * 256, "", "%x stands for 'nnn"),
+        ("out", "/g/%x-%x", "n" * 128, "", "more than 255 bytes"),
+        ("out", "/g/%x-", "é" * 127 + "n", "", "more than 255 bytes"),  # 255 bytes, 128 characters
+        ("%x-", "/g", "é" * 127 + "n", "", "more than 255 bytes"),
+        ("out", "/g" + "/%x" * 21, "n" * 200, "", "more than 4095 bytes"),
+        ("out", "/g/" + "%x" * 30_000, "n" * 255, "", "more than 4095 bytes"),
+        ("d/" * 2000, "/g", "x", "/mnt/" + "m" * 91, "more than 4095 bytes"),  # below $BEEOND
+    ],
+)
+def test_what_becomes_too_long_for_any_file_system_is_refused(
+    source: str, destination: str, job_name: str, mount: str, words: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        expand(Transfer(source, destination), JobNames(7, "a", job_name), inward=False, mount=mount)
+    assert words in str(caught.value)
+    assert "--beeond-stage-out" in str(caught.value)
+    assert len(one_line(caught.value)) < 2000
+
+
+def test_the_longest_that_a_file_system_can_have_is_taken() -> None:
+    known = JobNames(7, "alice", "é" * 127 + "n")
+    transfer = Transfer("d/" * 1999 + "e", "/g/%x" + "/%x" * 14)
+    made = expand(transfer, known, inward=False, mount="/mnt/" + "m" * 90)
+    assert len(os.fsencode(made.destination)) == 2 + 15 * 256
+    assert len(made.source) + 1 + 95 == 4095
+
+
+def test_what_patterns_make_one_place_is_seen() -> None:
+    asked = Request(stage_out=(Transfer("a", "/g/%j", ("delete",)), Transfer("b", "/g/7/b")))
+    with pytest.raises(RequestError, match="would delete what another transfer copies"):
+        expand_all(asked, JobNames(7, "alice"), inward=False)
+    assert len(expand_all(asked, JobNames(8, "alice"), inward=False)) == 2
+
+
+def test_many_deletions_take_no_longer_than_other_transfers() -> None:
+    def seconds(flags: str) -> float:
+        deep = "/a" * 100
+        options = [("beeond-stage-out", f"f{number}:{deep}/{number}{flags}") for number in range(256)]
+        began = time.process_time()
+        parse_options(options)
+        return time.process_time() - began
+
+    usual_s = min(seconds("") for _ in range(3))
+    assert min(seconds(":delete") for _ in range(3)) < 4 * usual_s
 
 
 def test_a_path_whose_job_name_is_no_longer_known_is_not_guessed() -> None:

@@ -210,6 +210,31 @@ def test_events_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[0])["node"] == "n1"
 
 
+def test_a_line_without_end_is_cut_and_says_what_it_did(tmp_path: Path) -> None:
+    log = events.EventLog(str(tmp_path), 42, "n1")
+    nodes = {f"n{number}": number for number in range(10_000)}
+    names = ["é" * 5000] * 5000
+    log.log(
+        "step", step="stage-out", by_node=nodes, failed="x" * 10**7, summary={"problems": names, "bytes": 7}
+    )
+    log.keep("proved", run="r" * 10**7, attempt="a1")
+    lines = events.log_path(str(tmp_path), 42).read_bytes().splitlines()
+    assert max(map(len, lines)) < 10**6
+    step, proved = events.read(str(tmp_path), 42)
+    assert (step["step"], step["by_node"], step["summary"]["bytes"]) == ("stage-out", nodes, 7)
+    assert len(step["failed"]) < 2000
+    assert 0 < len(step["summary"]["problems"]) < len(names)
+    assert (proved["event"], proved["attempt"]) == ("proved", "a1")
+
+
+def test_what_a_large_job_says_is_not_cut(tmp_path: Path) -> None:
+    log = events.EventLog(str(tmp_path), 42, "n1")
+    said = {"source": "é" * 4095, "problems": ["x" * 4000] * 20, "by_node": {f"n{n}": n for n in range(5000)}}
+    log.log("step", **said)
+    (found,) = events.read(str(tmp_path), 42)
+    assert {name: found[name] for name in said} == said
+
+
 def test_what_is_kept_is_on_the_disk_and_in_no_line_that_was_cut_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
