@@ -381,21 +381,40 @@ def _components(path: Sequence[str], job_id: int) -> list[tuple[int, Component]]
 def gave_up(path: Sequence[str], job_id: int, restart: int) -> bool:
     """Whether this run of the job was ended by `scancel --hurry`, which asks not to stage out. Raises NodeError.
 
-    Slurm keeps that as a flag of the job until the job starts again; only JSON shows it. A Slurm without that, or one
-    that no longer knows the job, says no.
+    Slurm keeps that as a flag of the job until the job starts again, whatever the signal was; only JSON shows it. So it
+    counts only where the job was cancelled. A Slurm that does not say so, or no longer knows the job, says no. To be
+    asked where the batch script ran, when it has ended: until then 22.05 does not tell.
     """
     import json
 
+    fields = job_fields(path, job_id)
+    # While the job completes, 22.05 shows no state but that. Who was cancelled has no reason; who failed, or was ended
+    # by the time limit or a lost node, has one; who ended well, or went on after a signal, has exit code 0.
+    shown = fields.get("ExitCode", "0:0") != "0:0" and fields.get("PreemptTime", "None") == "None"
+    if fields.get("Reason") != "None" or fields.get("Restarts") != str(restart):
+        return False
     try:
-        jobs = json.loads(run(path, "squeue", "--json", "-j", str(job_id)))["jobs"]
         return any(
             job["job_id"] == job_id
             and "JOB_KILL_HURRY" in job["flags"]
             and _plain(job["restart_cnt"]) == restart
-            for job in jobs
+            # Releases after 22.05 list the states.
+            and ("CANCELLED" in job["job_state"] if isinstance(job["job_state"], list) else shown)
+            for job in json.loads(_as_json(path, job_id, at_any_cost=shown))["jobs"]
         )
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def _as_json(path: Sequence[str], job_id: int, *, at_any_cost: bool) -> str:
+    """What Slurm says of the job as JSON; empty if that costs much, and is not wanted at any cost. Raises NodeError."""
+    try:
+        return run(path, "scontrol", "show", "job", str(job_id), "--json")
+    except NodeError as error:
+        if "unrecognized option" not in str(error):
+            raise
+    # squeue 22.05 prints all jobs, 4 KB each and more, whatever it is asked for.
+    return run(path, "squeue", "--json", "-j", str(job_id)) if at_any_cost else ""
 
 
 def _plain(number: Any) -> Any:  # noqa: ANN401 - of JSON

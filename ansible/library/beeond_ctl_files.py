@@ -39,6 +39,13 @@ options:
     type: list
     elements: path
     default: []
+  storage:
+    description: >-
+      Directories of C(storage.paths) that there must not be; with the templates of metadata images in them. Fails where
+      anything else is in one, which may be somebody's data.
+    type: list
+    elements: path
+    default: []
 author: The beeond-ctl authors
 """
 EXAMPLES = r"""
@@ -119,6 +126,16 @@ def mounts_below(path: str) -> list[str]:
     return [point for point in points if point == path or point.startswith(path + "/")]
 
 
+def templates(path: str) -> list[str]:
+    """The metadata images in a directory of storage.paths; raises ValueError where anything else is in it."""
+    with os.scandir(path) as entries:
+        found = list(entries)
+    for entry in found:
+        if not (entry.name.startswith("metadata-") and entry.is_file(follow_symlinks=False)):
+            raise ValueError(f"{entry.path} may be data; look with `beeond-ctl status`. It is left as it is")
+    return [entry.path for entry in found]
+
+
 def main() -> None:
     """Run as Ansible runs modules."""
     entry = {
@@ -133,6 +150,7 @@ def main() -> None:
             "present": {"type": "list", "elements": "dict", "options": entry, "default": []},
             "private_directories": {"type": "list", "elements": "path", "default": []},
             "absent": {"type": "list", "elements": "path", "default": []},
+            "storage": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
@@ -167,15 +185,23 @@ def main() -> None:
         note(path, found + "\n" + text(old) if found else "", wanted + "\n" + text(data))
         if not module.check_mode:
             put(path, item, data)
-    for path in module.params["absent"]:
+    absent, storage = module.params["absent"], [path for path in module.params["storage"] if look(path)]
+    for path in [*absent, *storage]:
+        if mounts_below(path):
+            module.fail_json(msg=f"something is mounted at {mounts_below(path)[0]}; it is left as it is")
+    try:
+        made = [template for path in storage for template in templates(path)]
+    except ValueError as error:
+        module.fail_json(msg=str(error))
+    for path in [*absent, *made, *storage]:
         found = look(path)
         if not found:
             continue
-        if mounts_below(path):
-            module.fail_json(msg=f"something is mounted at {mounts_below(path)[0]}; it is left as it is")
         note(path, found + "\n", "")
         if not module.check_mode:
-            if found.startswith("directory"):
+            if path in storage:
+                os.rmdir(path)  # which fails for what came meanwhile
+            elif found.startswith("directory"):
                 shutil.rmtree(path)
             else:
                 os.unlink(path)

@@ -109,6 +109,7 @@ def end(here: Here, purpose: str, *, prepare: Callable[[Here, Team], None]) -> N
 def _end_together(here: Here, purpose: str, prepare: Callable[[Here, Team], None]) -> None:
     """`end`, of a node that the job may have run on, with all others that serve."""
     owed = here.owed
+    given_up = False
     staging = stage.Stage(here, inward=False, trust_missing=purpose != "recover")
     combine = {"ending": _ending, **kin.combine(here), **steps.combine(here), **staging.combine}
     problem: BeeondError | None = None
@@ -123,6 +124,7 @@ def _end_together(here: Here, purpose: str, prepare: Callable[[Here, Team], None
             )  # fmt: skip
             if here.leads and told["rebooted"]:
                 here.events.log("rebooted", nodes=told["rebooted"])
+            given_up = bool(told["hurry"] and told["ran"])
             if told["hurry"] and owed:
                 here.state.given_up = True
                 here.save()
@@ -155,7 +157,8 @@ def _end_together(here: Here, purpose: str, prepare: Callable[[Here, Team], None
             steps.meet(here, team, "unmounted", here.config.deadlines.stop)
     why = one_line(problem) if problem else "stage-out ended without a proof"
     why += f"; {stuck}" if stuck else ""
-    with tell.telling(here, _told(here, why if unproved else "") if owed else ""):
+    text = _told(here, why if unproved else "") if owed else tell.GIVEN_UP if given_up else ""
+    with tell.telling(here, text):
         steps.stop(here, keep=keep)
         if keep:
             retain(here, why)
@@ -197,8 +200,11 @@ def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _is_given_up(here: Here) -> bool:
-    """Whether the user gave the data up by `scancel --hurry`; asked by the leader alone. What cannot be told is no."""
-    if not here.leads:
+    """Whether the user gave the data up by `scancel --hurry`; what cannot be told is no.
+
+    Asked by the job's first node alone, where the batch script has ended by now.
+    """
+    if here.node != here.state.nodes[0]:
         return False
     try:
         given_up = slurm.gave_up(here.config.slurm.path, here.state.job.job_id, here.state.job.restart)

@@ -29,6 +29,8 @@ _WRITE_S: Final = 10.0
 
 _MAX: Final = 2000
 
+GIVEN_UP: Final = "the data was GIVEN UP by scancel --hurry, nothing was staged out after the job"
+
 
 @contextmanager
 def telling(here: Here, text: str) -> Iterator[None]:

@@ -305,10 +305,40 @@ def test_an_upgrade_waits_for_the_job_and_returns_only_the_nodes_that_it_took(si
     assert len(secrets_of(cluster, "n1")) == 1
 
 
-def test_uninstall_leaves_nothing(site: Site) -> None:
+LATE = """#!/bin/sh
+# In place of scontrol: a job begins after uninstall.yml has looked, and before it takes this node out of service.
+case "$*" in *State=DRAIN*)
+    /usr/bin/scontrol release JOB
+    until [ -e /global/alice/begun ]; do sleep 0.1; done ;;
+esac
+exec /usr/bin/scontrol "$@"
+"""
+
+
+def test_uninstall_waits_for_a_job_that_began_meanwhile_and_leaves_nothing(site: Site) -> None:
     cluster = site.cluster
     cluster.wait_idle()
-    play(cluster, "uninstall.yml")
+    cluster.run("login", ["rm", "-rf", "/global/alice/late"])
+    job = cluster.submit("alice", HOLD, "--hold", "-wn1", "--beeond-stage-out=out:/global/alice/late")
+    late = cluster.path("n1", "/usr/local/sbin/scontrol")
+    late.write_text(LATE.replace("JOB", str(job)))
+    late.chmod(0o755)
+    cluster.run("ctl", ["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=broken fan"])
+    with ThreadPoolExecutor(1) as pool:
+        removal = pool.submit(play, cluster, "uninstall.yml")
+        try:
+            wait_for(lambda: "DRAIN" in cluster.node_state("n1").flags or removal.done(), 60)
+            assert cluster.node_state("n1").reason.startswith("beeond-ctl: uninstall")
+            assert cluster.job(job)["JobState"] == "RUNNING"
+        finally:
+            cluster.run("login", ["rm", "-f", "/global/alice/begun"])
+        removal.result()
+    late.unlink()
+    assert cluster.wait_job(job)["JobState"] == "COMPLETED"
+    assert cluster.read("login", "/global/alice/late/file") == "result\n"
+    wait_for(lambda: cluster.node_state("n1").flags == {"IDLE"}, 30)
+    assert cluster.node_state("n2").reason.startswith("broken fan")
+    cluster.resume("n2")
     # Ansible's own: connections that it keeps open for the next run, and a directory.
     cluster.kill("ctl", r"^ssh: .*\[mux\]")
     for host in ("n1", "n2", "login"):

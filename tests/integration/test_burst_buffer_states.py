@@ -57,12 +57,13 @@ def clean(bb: Cluster) -> Iterator[None]:
     see_that_nothing_is_left(bb)
 
 
-def script(*, waits: bool = False) -> str:
-    """A job named NAME that touches begun/NAME, and whose file `f` is then owed to out/NAME."""
+def script(*, waits: bool = False, first: str = "true") -> str:
+    """A job named NAME that does `first`, touches begun/NAME, and whose file `f` is then owed to out/NAME."""
     return (
         "#!/bin/sh\n#BB_LUA beeond capacity=100MiB pool=beeond\n"
         "#BB_LUA stage_in source=/global/alice/in\\ dir destination=x\n"
         "#BB_LUA stage_out source=made destination=/global/alice/out/%x\n"
+        f"{first}\n"
         'mkdir "$BEEOND/made"; cp "$BEEOND/x/f" "$BEEOND/made/f"; touch "begun/$SLURM_JOB_NAME"\n'
     ) + (until_in_shell("go") + "\n" if waits else "")
 
@@ -136,6 +137,7 @@ def test_scancel_hurry_skips_the_stage_out_of_whatever_asked_for_it(bb: Cluster)
     jobs = {
         "directives": bb.submit("alice", script(waits=True), "-N2", "--job-name=directives"),
         "options": bb.submit("alice", bare, "-N2", "--job-name=options", *options),
+        "trap": bb.submit("alice", script(waits=True, first="trap 'exit 3' TERM"), "-N2", "--job-name=trap"),
     }
     for way, job in jobs.items():
         wait_for("begun", partial(exists, bb, f"/global/alice/begun/{way}"))
@@ -143,7 +145,24 @@ def test_scancel_hurry_skips_the_stage_out_of_whatever_asked_for_it(bb: Cluster)
     for way, job in jobs.items():
         assert bb.wait_job(job)["JobState"] == "CANCELLED"
         assert '"given-up"' in bb.read("n1", f"/var/log/beeond-ctl/jobs/{job}.jsonl")
+        assert bb.job_output(job).count("beeond: the data was GIVEN UP by scancel --hurry") == 1
         assert not exists(bb, f"/global/alice/out/{way}")
+
+
+def test_scancel_hurry_with_a_signal_that_does_not_end_the_job_gives_nothing_up(bb: Cluster) -> None:
+    trap = "trap 'touch begun/$SLURM_JOB_NAME.told' USR1"
+    ends = {"well": ("true", "COMPLETED"), "killed": ("kill -9 $$", "FAILED")}
+    jobs = {}
+    for way, (last, _) in ends.items():
+        text = f"{script(waits=True, first=trap)}{last}\n"
+        jobs[way] = bb.submit("alice", text, "-N2", f"--job-name={way}")
+        wait_for("begun", partial(exists, bb, f"/global/alice/begun/{way}"))
+        bb.run("login", ["scancel", "--hurry", "--signal=USR1", "--batch", str(jobs[way])], user="alice")
+        wait_for("told", partial(exists, bb, f"/global/alice/begun/{way}.told"))
+        bb.run("login", ["touch", "go"], user="alice")
+        assert bb.wait_job(jobs[way])["JobState"] == ends[way][1]
+        assert listing(bb, f"/global/alice/out/{way}") == ["f"]
+        assert "GIVEN UP" not in bb.job_output(jobs[way])
 
 
 def test_a_job_that_is_requeued_stages_out_and_begins_again(bb: Cluster) -> None:

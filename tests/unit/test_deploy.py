@@ -129,6 +129,28 @@ def test_placing_files_is_told_before_and_done_once(tmp_path: Path, files: Any) 
 
 
 @needs_ansible
+def test_storage_is_removed_only_where_nothing_is_in_it_that_may_be_data(tmp_path: Path, files: Any) -> None:
+    first, second, hook = tmp_path / "nvme0", tmp_path / "nvme1", tmp_path / "hook"
+    for path in (first, second, second / "job-7"):
+        path.mkdir()
+    for path in (first / "metadata-1-64G", hook):
+        path.touch()
+    gone = {"absent": [str(hook)], "storage": [str(first), str(second), f"{tmp_path}/never"]}
+    before = sorted(tmp_path.rglob("*"))
+    for check in (True, False):
+        assert f"{second}/job-7 may be data" in files(check=check, **gone)["msg"]
+        assert sorted(tmp_path.rglob("*")) == before
+    (second / "job-7").rename(second / "metadata-job")  # a directory is no image
+    assert "may be data" in files(**gone)["msg"]
+    (second / "metadata-job").rmdir()
+    wanted = [str(hook), f"{first}/metadata-1-64G", str(first), str(second)]
+    assert files(check=True, **gone)["paths"] == wanted
+    assert files(**gone)["paths"] == wanted
+    assert list(tmp_path.iterdir()) == []
+    assert not files(**gone)["changed"]
+
+
+@needs_ansible
 def test_the_configuration_of_an_inventory_is_the_same_in_toml() -> None:
     from jinja2 import Environment
 

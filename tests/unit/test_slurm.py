@@ -259,15 +259,33 @@ def test_a_users_comment_does_not_speak_for_slurm(tmp_path: Path) -> None:
     assert slurm.job_fields([str(tmp_path)], 42)["JobState"] == "RUNNING"
 
 
+CANCELLED = "Reason=None Restarts=1 ExitCode=0:15"
+NUMBER = ': {"number": 1}'
+HURRIED = '{"job_id": 42, "flags": ["X", "JOB_KILL_HURRY"], "restart_cnt": 1, "job_state": "COMPLETING"}'
+
+
+def answers(directory: Path, record: str, old: str = "", new: str = "") -> list[str]:
+    """A Slurm that shows job 42 so; with JSON of squeue alone, which dumps all jobs, or of scontrol, too."""
+    (directory / "record").write_text(f"JobId=42 JobName=x\n   {record.replace(' ', chr(10) + '   ')}\n")
+    (directory / "old").write_text(old)
+    (directory / "new").write_text(new)
+    unknown = "echo \"scontrol: unrecognized option '--json'\" >&2; exit 1"
+    json = f"cat {directory}/new" if new else unknown
+    lines = f'echo scontrol "$@" >>{directory}/asked; case "$*" in *--json*) {json};; *) cat {directory}/record;; esac'
+    script(directory, "scontrol", lines)
+    script(directory, "squeue", f'echo squeue "$@" >>{directory}/asked; cat {directory}/old')
+    return [str(directory)]
+
+
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
-        ('{"jobs": [{"job_id": 42, "flags": ["JOB_KILL_HURRY"], "restart_cnt": 1}]}', True),
-        ('{"jobs": [{"job_id": 42, "flags": ["X", "JOB_KILL_HURRY"], "restart_cnt": {"number": 1}}]}', True),
-        ('{"jobs": [{"job_id": 42, "flags": ["JOB_KILL_HURRY"], "restart_cnt": 0}]}', False),
-        ('{"jobs": [{"job_id": 43, "flags": ["JOB_KILL_HURRY"], "restart_cnt": 1}]}', False),
-        ('{"jobs": [{"job_id": 42, "flags": [], "restart_cnt": 1}]}', False),
-        ('{"jobs": [{"job_id": 42, "flags": null, "restart_cnt": 1}]}', False),
+        (f'{{"jobs": [{HURRIED}]}}', True),
+        (f'{{"jobs": [{HURRIED.replace(": 1", NUMBER)}]}}', True),
+        (f'{{"jobs": [{HURRIED.replace(": 1", ": 0")}]}}', False),
+        (f'{{"jobs": [{HURRIED.replace("42", "43")}]}}', False),
+        (f'{{"jobs": [{HURRIED.replace("JOB_KILL_HURRY", "Y")}]}}', False),
+        ('{"jobs": [{"job_id": 42, "flags": null, "restart_cnt": 1, "job_state": "COMPLETING"}]}', False),
         ('{"jobs": []}', False),
         ("", False),
         ("[]", False),
@@ -276,15 +294,62 @@ def test_a_users_comment_does_not_speak_for_slurm(tmp_path: Path) -> None:
 def test_data_counts_as_given_up_only_when_slurm_says_so_of_this_run_of_the_job(
     tmp_path: Path, answer: str, wanted: bool
 ) -> None:
-    (tmp_path / "answer").write_text(answer)
-    script(tmp_path, "squeue", f"cat {tmp_path}/answer")
-    assert slurm.gave_up([str(tmp_path)], 42, 1) is wanted
+    assert slurm.gave_up(answers(tmp_path, CANCELLED, old=answer), 42, 1) is wanted
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        (CANCELLED, True),
+        ("Reason=None Restarts=1 ExitCode=0:9", True),
+        ("Reason=None Restarts=1 ExitCode=3:0", True),  # its script ended itself so when it was cancelled
+        (
+            "Reason=None Restarts=1 ExitCode=0:0",
+            False,
+        ),  # it went on, or ended itself well when it was cancelled
+        ("Reason=JobLaunchFailure Restarts=1 ExitCode=0:10", False),  # of the signal, or another
+        ("Reason=NonZeroExitCode Restarts=1 ExitCode=138:0", False),
+        ("Reason=TimeLimit Restarts=1 ExitCode=0:15", False),
+        ("Reason=NodeDown Restarts=1 ExitCode=0:15", False),
+        ("Reason=None Restarts=1 PreemptTime=2026-05-09T10:00:00 ExitCode=0:15", False),
+        ("Reason=JobLaunchFailure Restarts=2 ExitCode=0:10", False),  # requeued
+    ],
+)
+def test_hurry_with_a_signal_that_did_not_end_the_job_gives_nothing_up_and_asks_little(
+    tmp_path: Path, record: str, wanted: bool
+) -> None:
+    path = answers(tmp_path, record, old=f'{{"jobs": [{HURRIED}]}}')
+    assert slurm.gave_up(path, 42, 1) is wanted
+    assert ("squeue" in (tmp_path / "asked").read_text()) is wanted  # which prints the whole queue
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "wanted"),
+    [
+        ('["CANCELLED", "COMPLETING"]', "0:15", True),
+        (
+            '["CANCELLED", "COMPLETING"]',
+            "0:0",
+            True,
+        ),  # salloc; a script that ends itself well when it is cancelled
+        ('["COMPLETED", "COMPLETING"]', "0:0", False),
+        ('["PREEMPTED", "COMPLETING"]', "0:15", False),
+    ],
+)
+def test_a_slurm_that_shows_the_states_of_a_job_is_believed_and_asked_about_one_job(
+    tmp_path: Path, state: str, code: str, wanted: bool
+) -> None:
+    job = HURRIED.replace('"COMPLETING"', state)
+    path = answers(tmp_path, f"Reason=None Restarts=1 ExitCode={code}", new=f'{{"jobs": [{job}]}}')
+    assert slurm.gave_up(path, 42, 1) is wanted
+    assert "squeue" not in (tmp_path / "asked").read_text()
 
 
 def test_a_slurm_without_json_does_not_say_that_data_is_given_up(tmp_path: Path) -> None:
+    path = answers(tmp_path, CANCELLED)
     script(tmp_path, "squeue", "echo squeue: unrecognized option >&2; exit 1")
     with pytest.raises(NodeError, match="unrecognized"):
-        slurm.gave_up([str(tmp_path)], 42, 1)
+        slurm.gave_up(path, 42, 1)
 
 
 def test_directives_and_fields_come_with_one_question(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from beeond_ctl import slurm, storage
 from beeond_ctl import state as states
-from beeond_ctl import storage
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError, PeerError, RetainedError
 from beeond_ctl.lifecycle import teardown, tell
@@ -110,6 +111,29 @@ def test_a_node_that_only_mounts_says_so_when_it_was_its_own_fault(tmp_path: Pat
         teardown.end(here, "epilog", prepare=fail)
     assert others.told == ["the client does not start"]
     assert not here.run_dir.exists()
+
+
+@pytest.mark.parametrize("others", [False], indirect=True)
+@pytest.mark.usefixtures("others")
+def test_the_leader_says_in_the_jobs_output_that_data_was_given_up_and_the_first_node_hears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = second(tmp_path, ["n1"])  # it leads, and n1 has the batch script
+    told: list[str] = []
+    asked: list[str] = []
+
+    def gave_up(*_: object) -> bool:
+        asked.append("")
+        return True
+
+    monkeypatch.setattr(slurm, "gave_up", gave_up)
+    monkeypatch.setattr(tell, "_tell", lambda _, text: told.append(text))
+    monkeypatch.setitem(OF_OLD, "hurry", True)
+    teardown.end(here, "epilog", prepare=fail)
+    assert told == [tell.GIVEN_UP]
+    assert not asked
+    assert teardown._is_given_up(Here(here.config, replace(here.state, node="n1")))
+    assert len(asked) == 1
 
 
 def summary() -> dict[str, Any]:
