@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from threading import BoundedSemaphore
 
+    import paramiko
+
 _SAFE: Final = re.compile(r"[A-Za-z0-9_./=,\[\]-]+")
 _CONNECT_S: Final = 10
+_ALIVE_S: Final = 15
+"""Seconds of silence after which a node that was reached is asked whether it is still there."""
+_UNANSWERED: Final = 4
+"""How often, before it is taken for lost: commands may take days, and a node without power closes no connection."""
 _MARKER: Final = "beeond-ctl-exit="
 _LOGINS: Final = 64
 """Logins that are under way at the same time."""
@@ -33,7 +40,10 @@ _NOT_THE_KNOWN_ONE: Final = (
 )
 _REFUSED: Final = "login of root by key was refused; see authorized_keys and sshd_config there"
 _SILENT: Final = f"cannot be reached: no answer within {_CONNECT_S} s"
+_LOST: Final = "lost while it worked: the connection broke, or went silent; is the node up?"
 _CAUSES: Final = (
+    (r"Timeout, server \S+ not responding|Read from remote host", _LOST),
+    (r"Connection to \S+ closed by remote host|client_loop: send disconnect", _LOST),
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED", _NOT_THE_KNOWN_ONE),
     (r"Host key verification failed", _NOT_KNOWN),
     (r"Permission denied", _REFUSED),
@@ -42,14 +52,14 @@ _CAUSES: Final = (
     (r"connect to host \S+ port \d+: ([^\n\r]*)", r"cannot be reached: \1"),
     (r"command timeout", "did not end in time"),
 )
-"""What ssh and pdsh say of a node on which nothing was run, and what we say: the same over both launchers."""
+"""What ssh and pdsh say of a node that was not reached, or lost, and what we say: the same over both launchers."""
 
 Launcher = Literal["pdsh", "ssh"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node said. `code` is None when the command was not run or did not end."""
+    """What a node said. `code` is None when the command was not run, or is not known to have ended."""
 
     node: str
     code: int | None
@@ -107,7 +117,8 @@ def _by_pdsh(nodes: Sequence[str], words: Sequence[str], timeout_s: float, fanou
     environment = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": os.environ.get("HOME", "/root"),
-        "PDSH_SSH_ARGS_APPEND": f"-oBatchMode=yes -oConnectTimeout={_CONNECT_S} -oStrictHostKeyChecking=yes",
+        "PDSH_SSH_ARGS_APPEND": f"-oBatchMode=yes -oConnectTimeout={_CONNECT_S} -oStrictHostKeyChecking=yes"
+        f" -oServerAliveInterval={_ALIVE_S} -oServerAliveCountMax={_UNANSWERED}",
     }
     try:
         done = subprocess.run(
@@ -155,8 +166,11 @@ def _by_ssh(nodes: Sequence[str], words: Sequence[str], timeout_s: float, fanout
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     logging.getLogger("paramiko").propagate = False
     logins = BoundedSemaphore(_LOGINS)
-    with ThreadPoolExecutor(max_workers=max(1, min(fanout, len(nodes)))) as pool:
+    pool = ThreadPoolExecutor(max_workers=max(1, min(fanout, len(nodes))))
+    try:
         return list(pool.map(lambda node: _ssh(node, " ".join(words), timeout_s, logins), nodes))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # who interrupts does not wait for the nodes
 
 
 def _ssh(node: str, command: str, timeout_s: float, logins: BoundedSemaphore) -> Answer:
@@ -179,10 +193,18 @@ def _ssh(node: str, command: str, timeout_s: float, logins: BoundedSemaphore) ->
                 )
         except TimeoutError:
             return Answer(node, None, _SILENT)
-        _, stdout, _ = client.exec_command(f"{command} 2>&1", timeout=timeout_s)
+        _notice_loss(client)
+        try:
+            _, stdout, _ = client.exec_command(f"{command} 2>&1", timeout=timeout_s)
+        except (EOFError, OSError):
+            return Answer(node, None, _LOST)
         output = stdout.read().decode(errors="replace")
-        code = stdout.channel.recv_exit_status()
-        return Answer(node, code if code >= 0 else None, output)
+        channel = stdout.channel
+        if not channel.eof_received:  # closed from this side, as the connection broke
+            return Answer(node, None, _LOST)
+        if not channel.status_event.wait(timeout_s):
+            return Answer(node, None, "did not end in time")
+        return Answer(node, channel.exit_status if channel.exit_status >= 0 else None, output)
     except paramiko.BadHostKeyException:
         return Answer(node, None, _NOT_THE_KNOWN_ONE)
     except paramiko.AuthenticationException as error:
@@ -203,3 +225,15 @@ def _ssh(node: str, command: str, timeout_s: float, logins: BoundedSemaphore) ->
         return Answer(node, None, f"cannot be reached: {error.strerror or error}")
     finally:
         client.close()
+
+
+def _notice_loss(client: paramiko.SSHClient) -> None:
+    """Have the connection break when its node is silent for too long, which ends all waiting for the node.
+
+    Paramiko sends what keeps a connection alive, but does not miss the answers: the kernel does.
+    """
+    transport = client.get_transport()
+    if transport is not None:
+        transport.set_keepalive(_ALIVE_S)
+        silent_ms = _ALIVE_S * _UNANSWERED * 1000
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_ms)

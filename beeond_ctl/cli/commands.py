@@ -428,7 +428,8 @@ def up(
 ) -> None:  # fmt: skip
     """Bring an instance up on nodes without Slurm, and print its id and where it is mounted.
 
-    Run it as root where ssh to the nodes works. `beeond-ctl down ID` stages out, and takes it down.
+    Run it as root where ssh to the nodes works. `beeond-ctl down ID` stages out, and takes it down. The id is on stderr
+    before anything is done, so what was interrupted can be taken down, too.
 
     \b
     Example:

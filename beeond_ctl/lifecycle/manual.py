@@ -11,8 +11,11 @@ import os
 import pwd
 import re
 import secrets
+import shlex
 import socket
+import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import config as configuration
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from beeond_ctl.config import SiteConfig
-    from beeond_ctl.launch import Launcher
+    from beeond_ctl.launch import Answer, Launcher
     from beeond_ctl.request import Request
 
 _LONGEST_S: Final = 7 * 86400.0
 """Copying has its own deadline for standing still."""
+_CLEAN: Final = "beeond-ctl-up=nothing-left"
+"""A line by which a node says that its part of `up` failed, and left nothing. One that was killed says nothing."""
 
 
 def read_nodefile(text: str, name: str) -> tuple[str, ...]:
@@ -57,7 +62,8 @@ def up(
 ) -> Iterator[str]:
     """Bring an instance up on `nodes` for `user`; yields what to tell the admin, its id and mount point last.
 
-    Raises UsageError, RequestError, or NodeError naming the nodes at fault; the others have rolled back.
+    Its id is told on stderr before a node hears of it: whatever happens to this process, what they make has a name.
+    Raises UsageError, RequestError, or NodeError naming the nodes at fault, and those that may not have rolled back.
     """
     if asked.share is not None or asked.join is not None:
         raise UsageError("share and join are for components of Slurm's heterogeneous jobs; leave them out")
@@ -77,24 +83,44 @@ def up(
         "request": encode(asked),
     }  # fmt: skip
     word = base64.urlsafe_b64encode(json.dumps(order).encode()).decode()
-    answers = on_nodes(
-        nodes,
-        ["beeond-ctl", "up", "--here", word],
-        timeout_s=_LONGEST_S,
-        fanout=len(nodes),
-        launcher=launcher,
-    )
-    bad = [answer for answer in answers if answer.code != 0]
+    _tell(f"instance {run_id} on {order['nodes']}; what takes it down: {_undo(run_id, nodes)}")
+    try:
+        answers = on_nodes(
+            nodes,
+            ["beeond-ctl", "up", "--here", word],
+            timeout_s=_LONGEST_S,
+            fanout=len(nodes),
+            launcher=launcher,
+        )
+    except BaseException:
+        _tell(f"{order['nodes']} may go on with it; when they have ended, run: {_undo(run_id, nodes)}")
+        raise
+    left = [answer.node for answer in answers if _CLEAN not in answer.output.splitlines()]
+    bad = [_without_mark(answer) for answer in answers if answer.code != 0]
     if bad:
-        # A node that was not reached, or lost, may have come up nonetheless; the others have rolled back.
         for told, text in fold(bad):
             yield f"{slurm.fold_nodes(told)}: {text}"
-        silent = [answer.node for answer in bad if answer.code is None]
-        tail = f"; when {slurm.fold_nodes(silent)} can be reached: beeond-ctl down {run_id}" if silent else ""
+        # A node that was not reached, lost or killed may have come up nonetheless.
+        undo = f"; {slurm.fold_nodes(left)} may have a part of it: {_undo(run_id, left)}" if left else ""
         raise NodeError(
-            f"no instance: see what {slurm.fold_nodes([answer.node for answer in bad])} said{tail}"
+            f"no instance: see what {slurm.fold_nodes([answer.node for answer in bad])} said{undo}"
         )
     yield f"{run_id} {plan.mount_point}"
+
+
+def _tell(text: str) -> None:
+    """On stderr, at once; on stdout is what scripts read."""
+    sys.stderr.write(f"beeond-ctl: {text}\n")
+    sys.stderr.flush()
+
+
+def _undo(run_id: int, nodes: Sequence[str]) -> str:
+    return f"beeond-ctl down {run_id} -w {shlex.quote(slurm.fold_nodes(nodes))}"
+
+
+def _without_mark(answer: Answer) -> Answer:
+    said = [line for line in answer.output.splitlines() if line != _CLEAN]
+    return replace(answer, output="\n".join(said))
 
 
 def down(
@@ -122,9 +148,18 @@ def down(
 
 
 def up_here(config_path: Path, word: str) -> None:
-    """This node's part of `up`. Raises whatever bring-up does, after this node has rolled back."""
+    """This node's part of `up`. Raises whatever bring-up does, after this node has rolled back, and said so."""
     config = configuration.load(config_path)
     order = _order(word)
+    try:
+        _up_here(config, order)
+    except BaseException:
+        if not states.run_dir(config.paths.run, order["id"]).exists():
+            sys.stdout.write(f"{_CLEAN}\n")
+        raise
+
+
+def _up_here(config: SiteConfig, order: dict[str, Any]) -> None:
     job = Job(order["id"], order["uid"], order["gid"], order["user"])
     nodes = slurm.expand_nodes(order["nodes"])
     state = states.State(

@@ -73,13 +73,15 @@ def _known_nodes(config: SiteConfig, job_id: int) -> tuple[str, ...]:
     )
 
 
-def alive(config: SiteConfig, job_id: int) -> str:
-    """In which state Slurm says that the job still has its nodes; empty when it has not.
+def alive(config: SiteConfig, job_id: int, state: states.State | None) -> str:
+    """In which state Slurm says that the job still has its nodes; empty when it has not. For who has the job's lock.
 
     Raises NodeError when Slurm, who alone knows, does not answer.
     """
     if own.without_slurm(config, job_id):
-        return "in use until `beeond-ctl down`"  # an instance without Slurm
+        # Bring-up holds the lock until the instance is ready: one that never was has been left by it.
+        left = state is not None and not state.ran
+        return "" if left else "in use until `beeond-ctl down`"
     found, _ = slurm.state_and_nodes(config.slurm.path, job_id)
     return found if found in slurm.ALIVE else ""
 
@@ -97,7 +99,7 @@ def on_this_node(
         if owner is not None and _owners(config, job_id, state) - {owner}:
             raise NodeError(f"job {job_id} is not yours; ask its owner or an admin to recover it")
         if state is None or state.phase != "retained":
-            running = alive(config, job_id) if state is not None or recorded(config, job_id) else ""
+            running = alive(config, job_id, state) if state is not None or recorded(config, job_id) else ""
             if running:
                 raise NodeError(f"job {job_id} is not over ({running}); there is nothing to recover yet")
         fresh = state is None

@@ -128,11 +128,11 @@ class _SlurmIsSilentError(NodeError):
     pass
 
 
-def _alive(run: _Sweep, job_id: int) -> bool:
+def _alive(run: _Sweep, job_id: int, state: State | None = None) -> bool:
     """Whether the job still has its nodes. Raises _SlurmIsSilentError."""
     if not run.silent:
         try:
-            return bool(recover.alive(run.config, job_id))
+            return bool(recover.alive(run.config, job_id, state))
         except NodeError as error:
             run.silent = one_line(error)
     raise _SlurmIsSilentError(run.silent)
@@ -156,7 +156,7 @@ def _job(run: _Sweep, job_id: int, what: str) -> Leftover | None:
         return _dead(run, Here(configuration.recorded(state.config, job_id), state), what, fresh=True)
     if state is None or state.phase == "retained":
         return _retained(run, job_id, what, state, records)
-    if _alive(run, job_id):
+    if _alive(run, job_id, state):
         return Leftover(what, "live", state.phase)
     return _dead(run, Here(configuration.recorded(state.config, job_id), state), what, fresh=False)
 

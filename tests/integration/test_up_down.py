@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.waiting import wait_for
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from subprocess import CompletedProcess
 
     from tests.testbed import Cluster
 
@@ -17,6 +24,9 @@ pytestmark = pytest.mark.cluster
 
 NODES = ("n1", "n2", "n3")
 LAUNCHERS = ("pdsh", "ssh")
+HURRIED = '[storage]\nkind = "directory"\npaths = ["/nvme/beeond"]\n[deadlines]\nmeet = 5\nsilence = 3\n'
+PART = r"python\S* \S*beeond-ctl up --here"
+"""A node's part of `up`."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +37,37 @@ def clean(cluster: Cluster) -> Iterator[None]:
     cluster.wait_clean(before, timeout_s=10)
 
 
-def beeond(cluster: Cluster, *words: str, code: int = 0) -> str:
+def ran(cluster: Cluster, *words: str, code: int = 0) -> CompletedProcess[str]:
     done = cluster.run("ctl", ["beeond-ctl", *words], check=False)
     assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def beeond(cluster: Cluster, *words: str, code: int = 0) -> str:
+    done = ran(cluster, *words, code=code)
     return done.stdout + done.stderr
+
+
+def brought_up(cluster: Cluster, *words: str) -> tuple[str, str]:
+    """Id and mount point, which alone are on stdout."""
+    run_id, point = ran(cluster, "up", "--user", "alice", *words).stdout.split()
+    return run_id, point
+
+
+def undo(told: str) -> tuple[str, list[str]]:
+    """The id, and the last command in `told`, which takes down what `up` left."""
+    *_, line = re.findall(r"beeond-ctl (down \d+ -w \S+)", told)
+    words = shlex.split(line)
+    return words[1], words
+
+
+def at_work(cluster: Cluster, node: str) -> bool:
+    return bool(cluster.processes(node, PART))
+
+
+def swept(cluster: Cluster, node: str) -> list[tuple[str, str]]:
+    done = cluster.run(node, ["beeond-ctl", "sweep", "--json"], check=False)
+    return [(item["what"], item["verdict"]) for item in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -38,11 +75,10 @@ def test_what_is_asked_for_goes_in_is_seen_everywhere_and_comes_out(cluster: Clu
     cluster.run("login", ["rm", "-rf", "/global/alice/up", "/global/alice/up-back"])
     cluster.run("login", ["sh", "-c", "mkdir /global/alice/up; echo data > /global/alice/up/f"], user="alice")
     cluster.run("ctl", ["tee", "/root/nodes"], input="n1\nn2 slots=2\nn3:2\n")
-    told = beeond(
-        cluster, "up", "--nodefile", "/root/nodes", "--user", "alice", "--launcher", launcher,
+    run_id, point = brought_up(
+        cluster, "--nodefile", "/root/nodes", "--launcher", launcher,
         "--beeond-stage-in", "/global/alice/up:in", "--beeond-stage-out", ".:/global/alice/up-back",
     )  # fmt: skip
-    run_id, point = told.split()
     for node in NODES:
         assert cluster.run(node, ["cat", f"{point}/in/f"], user="alice").stdout == "data\n"
         cluster.run(node, ["touch", f"{point}/{node}"], user="alice")
@@ -54,9 +90,7 @@ def test_what_is_asked_for_goes_in_is_seen_everywhere_and_comes_out(cluster: Clu
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_node_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Cluster, launcher: str) -> None:
-    cluster.write_config(
-        '[storage]\nkind = "directory"\npaths = ["/nvme/beeond"]\n[deadlines]\nmeet = 5\nsilence = 3\n'
-    )
+    cluster.write_config(HURRIED)
     cluster.cut("n3")
     try:
         told = beeond(cluster, "up", "-w", "n[1-3]", "--user", "alice", "--launcher", launcher, code=1)
@@ -65,6 +99,66 @@ def test_a_node_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Clu
         cluster.wait_idle()
     assert re.search(r"^n3: ", told, re.MULTILINE)
     assert "n3 did not come" in told
+    assert undo(told)[1][2:] == ["-w", "n3"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_who_interrupts_up_is_told_what_takes_it_down(cluster: Cluster, launcher: str) -> None:
+    words = ("up", "-w", "n[1-3]", "--user", "alice", "--launcher", launcher)
+    with ThreadPoolExecutor() as pool:
+        interrupted = pool.submit(beeond, cluster, *words, code=130)
+        wait_for(lambda: all(at_work(cluster, node) for node in NODES), 20)
+        cluster.kill("ctl", "beeond-ctl up -w", signal.SIGINT)
+        told = interrupted.result()
+    assert told.endswith("beeond-ctl: interrupted\n")
+    wait_for(lambda: not any(at_work(cluster, node) for node in NODES), 30)
+    _, down = undo(told)
+    assert beeond(cluster, *down) == "n[1-3]: done\n"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_killed_part_of_up_left_is_named_and_swept(cluster: Cluster, launcher: str) -> None:
+    cluster.write_config(HURRIED)
+    cluster.freeze("n3", "sshd.*listener")  # for which the others wait
+    try:
+        with ThreadPoolExecutor() as pool:
+            words = ("up", "-w", "n[1-3]", "--user", "alice", "--launcher", launcher)
+            failed = pool.submit(beeond, cluster, *words, code=1)
+            wait_for(lambda: cluster.run("n2", ["ls", "/nvme/beeond"]).stdout, 20)
+            assert [verdict for _, verdict in swept(cluster, "n2")] == ["live"]
+            cluster.kill("n2", PART)
+            told = failed.result()
+    finally:
+        cluster.thaw("n3", "sshd.*listener")
+    run_id, down = undo(told)
+    assert down[2:] == ["-w", "n[2-3]"]  # n1 has rolled back, and says so
+    assert swept(cluster, "n1") == []
+    assert swept(cluster, "n2") == [(f"job {run_id}", "removed")]
+    assert beeond(cluster, *down) == "n[2-3]: done\n"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_node_that_is_lost_meanwhile_is_named_and_not_waited_for(cluster: Cluster, launcher: str) -> None:
+    cluster.write_config(HURRIED)
+    hurried = "from beeond_ctl import cli, launch; launch._ALIVE_S = 1; cli.main()"
+    words = ["-c", hurried, "up", "-w", "n[1-3]", "--user", "alice", "--launcher", launcher]
+    with ThreadPoolExecutor() as pool:
+        failed = pool.submit(cluster.run, "ctl", [sys.executable, *words], check=False)
+        wait_for(lambda: at_work(cluster, "n3"), 20)
+        cluster.freeze("n3", PART)
+        cluster.cut("n3")
+        try:
+            done = failed.result()
+        finally:
+            cluster.restore("n3")
+            cluster.thaw("n3", PART)
+    assert done.returncode == 1
+    assert "n3: lost while it worked: " in done.stdout
+    wait_for(lambda: not at_work(cluster, "n3"), 30)
+    _, down = undo(done.stderr)
+    assert down[2:] == ["-w", "n3"]
+    assert beeond(cluster, *down) == "n3: done\n"
+    cluster.wait_idle()
 
 
 def test_each_cause_why_nodes_are_not_reached_is_told_once_and_alike_over_both_launchers(
@@ -129,8 +223,8 @@ def test_data_that_down_could_not_prove_is_kept_and_staged_out_by_the_next_one_o
 ) -> None:
     out = f"/global/alice/kept-{launcher}"
     cluster.run("login", ["sh", "-c", f"rm -rf {out}; mkdir {out}"], user="alice")
-    options = ["--user", "alice", "--beeond-stage-out", f".:{out}/x", "--launcher", launcher]
-    run_id, point = beeond(cluster, "up", "-w", "n[1-2]", *options).split()
+    options = ["--beeond-stage-out", f".:{out}/x", "--launcher", launcher]
+    run_id, point = brought_up(cluster, "-w", "n[1-2]", *options)
     cluster.run("n2", ["tee", f"{point}/f"], input="mine\n", user="alice")
     cluster.readonly(out)
     try:

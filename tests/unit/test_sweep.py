@@ -19,7 +19,7 @@ from beeond_ctl import state as states
 from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError
 from beeond_ctl.lifecycle import claims, recover, sweep, teardown
-from beeond_ctl.plan import Job, Plan, make_plan
+from beeond_ctl.plan import FIRST_OWN_ID, Job, Plan, make_plan
 from beeond_ctl.request import Request, Transfer, encode
 from tests.unit.root_directory import needs_root, root_directory
 from tests.waiting import wait_for
@@ -439,6 +439,21 @@ def test_a_job_is_left_alone_where_slurm_says_that_it_lives_or_says_nothing(root
         assert verdicts(config) == {"job 43": "live", "job 44": "removed"}
     assert verdicts(config, deadline_s=1e-9) == {"job 43": "later"}
     assert verdicts(config) == {"job 43": "removed"}
+
+
+@pytest.mark.parametrize("phase", ["claimed", "preparing", "starting", "mounting", "staging-in", "wiping"])
+def test_what_up_left_before_it_was_ready_is_dead_once_nobody_brings_it_up(root: Path, phase: str) -> None:
+    config = site(root)
+    (root / "silent").touch()  # Slurm knows nothing of it, and is not asked
+    left, used = f"job {FIRST_OWN_ID}", f"job {FIRST_OWN_ID + 1}"
+    instance(config, FIRST_OWN_ID, owed=True, phase=phase, ran=False)
+    instance(config, FIRST_OWN_ID + 1, owed=True)
+    with states.locked(config.paths.run, FIRST_OWN_ID, "later"):
+        assert verdicts(config) == {left: "live", used: "live"}
+    assert verdicts(config) == {left: "removed", used: "live"}
+    assert verdicts(config) == {used: "live"}
+    assert [path.name for path in (root / "nvme0").iterdir()] == [f"job-{FIRST_OWN_ID + 1}"]
+    assert [path.name for path in (root / "run/jobs").iterdir()] == [str(FIRST_OWN_ID + 1)]
 
 
 def test_event_logs_past_their_age_are_removed_but_for_those_of_jobs_that_are_here(root: Path) -> None:
