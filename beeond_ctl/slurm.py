@@ -224,11 +224,19 @@ def undrain(path: Sequence[str], node: str, prefix: str) -> None:
 
 
 def reason(path: Sequence[str], node: str) -> str:
-    """Why `node` is out of service; empty where it is not. Raises NodeError."""
-    match = re.search(
-        r"^\s*Reason=(.*?)(?: \[\S+@\S+\])?$", run(path, "scontrol", "show", "node", node), re.MULTILINE
-    )
-    return match[1] if match else ""
+    """Why `node` is out of service; empty where it is not. Raises NodeError.
+
+    Slurm up to 25.11 without accounting goes on showing the reason of a node that was resumed.
+    """
+    shown = run(path, "scontrol", "show", "node", node)
+    state = re.search(r"^\s*State=(\S+)", shown, re.MULTILINE)
+    match = re.search(r"^\s*Reason=(.*?)(?: \[\S+@\S+\])?$", shown, re.MULTILINE)
+    return match[1] if match and state and _is_out(state[1]) else ""
+
+
+def _is_out(state: str) -> bool:
+    """Whether a state as `scontrol show node` has it (`DOWN*+DRAIN`, `IDLE`) is one that has a reason."""
+    return not {"DOWN", "DRAIN", "FAIL"}.isdisjoint(re.findall(r"[A-Z_]+", state))
 
 
 def reasons(path: Sequence[str], node: str) -> list[str]:
@@ -423,14 +431,14 @@ def _plain(number: Any) -> Any:  # noqa: ANN401 - of JSON
 
 
 def node_states(path: Sequence[str], folded: str) -> dict[str, tuple[str, str]]:
-    """State (`DOWN+DRAIN`; with `*`, or NOT_RESPONDING, if it is silent) and reason of each node. Raises NodeError."""
+    """State (`DOWN+DRAIN`; with `*`, or NOT_RESPONDING, if it is silent) and `reason` of each node. Raises NodeError."""
     text = run(path, "scontrol", "show", "node", "--oneliner", folded)
     found = {}
     for line in text.splitlines():
         state = re.search(r"^NodeName=(\S+) .*? State=(\S+)", line)
         reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
         if state:
-            found[state[1]] = (state[2], reason[1] if reason else "")
+            found[state[1]] = (state[2], reason[1] if reason and _is_out(state[2]) else "")
     return found
 
 

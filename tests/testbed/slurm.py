@@ -110,4 +110,6 @@ def parse_node_state(line: str) -> NodeState:
     """The state of one line of `scontrol -o show node`."""
     facts = parse_show(line)
     reason = re.sub(r" \[[^\[\]]*@\d{4}-\d\d-\d\dT[\d:]+\]$", "", facts.get("Reason", ""))
-    return NodeState(frozenset(facts["State"].replace("*", "+NOT_RESPONDING").split("+")), reason)
+    flags = frozenset(facts["State"].replace("*", "+NOT_RESPONDING").split("+"))
+    # Slurm up to 25.11 without accounting goes on showing the reason of a node that was resumed.
+    return NodeState(flags, reason if flags & {"DOWN", "DRAIN", "FAIL"} else "")

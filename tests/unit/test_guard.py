@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCONTROL = """#!/bin/sh
 file={file}
 case "$1" in
-show) printf 'NodeName=n1\\n   Reason=%s [root@now]\\n' "$(cat $file)" ;;
+show) printf 'NodeName=n1\\n   State=IDLE+DRAIN\\n   Reason=%s [root@now]\\n' "$(cat $file)" ;;
 update) sleep 0.2; for word; do case "$word" in Reason=*) printf %s "${{word#Reason=}}" > $file ;; esac; done ;;
 esac
 """

@@ -85,14 +85,15 @@ def script(directory: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def scontrol(directory: Path, reason: str = "") -> Path:
+def scontrol(directory: Path, reason: str = "", state: str = "") -> Path:
     """A stand-in for scontrol: shows a node with `reason`, and keeps the arguments of an update."""
+    state = state or ("MIXED*+DRAIN" if reason else "IDLE")
     shown = f"   Reason={reason} [root@2026-01-02T03:04:05]" if reason else ""
     script(
         directory, "scontrol",
         f"if [ \"$1\" = show ]; then cat {directory}/node; else printf '%s\\n' \"$@\" > {directory}/arguments; fi",
     )  # fmt: skip
-    (directory / "node").write_text(f"NodeName=n1 State=IDLE\n{shown}\n")
+    (directory / "node").write_text(f"NodeName=n1 Arch=x86_64\n   State={state} Weight=1\n{shown}\n")
     return directory / "arguments"
 
 
@@ -114,6 +115,25 @@ def test_a_node_may_be_out_of_service_for_several_reasons(tmp_path: Path) -> Non
     scontrol(tmp_path, "beeond: job 7: kept")
     slurm.undrain([str(tmp_path)], "n1", "beeond: job 7:")
     assert "State=RESUME" in arguments.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("state", "is_out"),
+    [
+        ("IDLE", False),
+        ("IDLE+POWERED_DOWN", False),
+        ("DOWN*", True),
+        ("IDLE+FAIL", True),
+        ("ALLOCATED+DRAIN", True),
+    ],
+)
+def test_a_reason_that_slurm_shows_of_a_node_in_service_is_none(
+    tmp_path: Path, state: str, is_out: bool
+) -> None:
+    arguments = scontrol(tmp_path, "beeond: job 6: kept", state)
+    slurm.drain([str(tmp_path)], "n1", "beeond: job 7: kept")
+    both = "Reason=beeond: job 6: kept | beeond: job 7: kept"
+    assert (both in arguments.read_text().splitlines()) == is_out
 
 
 def test_a_users_words_in_a_reason_make_no_reason_of_their_own_and_do_not_cut_off_what_to_do(

@@ -33,7 +33,9 @@ DAY_S = 86400
 SCONTROL = """#!/bin/sh
 [ -e {root}/silent ] && {{ echo "slurm_load_jobs error" >&2; exit 1; }}
 case "$1 $2" in
-"show node") echo "NodeName=x"; [ -e {root}/reason ] && echo "   Reason=$(cat {root}/reason)" ;;
+"show node")
+    echo "NodeName=x"
+    [ -e {root}/reason ] && printf '   State=IDLE+DRAIN\\n   Reason=%s\\n' "$(cat {root}/reason)" ;;
 update*) case "$*" in *RESUME*) rm -f {root}/reason ;; *) echo "$*" | sed 's/.*Reason=//' > {root}/reason ;; esac ;;
 esac
 exit 0
