@@ -431,7 +431,7 @@ def _plain(number: Any) -> Any:  # noqa: ANN401 - of JSON
 
 
 def node_states(path: Sequence[str], folded: str) -> dict[str, tuple[str, str]]:
-    """State (`DOWN+DRAIN`; with `*`, or NOT_RESPONDING, if it is silent) and `reason` of each node. Raises NodeError."""
+    """State (`DOWN+DRAIN`; with `*`, or NOT_RESPONDING, if it is silent) and `reason` of each. Raises NodeError."""
     text = run(path, "scontrol", "show", "node", "--oneliner", folded)
     found = {}
     for line in text.splitlines():
