@@ -19,7 +19,7 @@ from beeond_ctl import slurm
 from beeond_ctl.directives import parse_directives
 from beeond_ctl.errors import JobGoneError, NodeError, RetainedError, UserError
 from beeond_ctl.request import JobNames, encode, expand_all, show
-from beeond_ctl.units import format_size
+from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,8 +153,7 @@ def _judge(asked: Request, sources: Sequence[str], found: Sequence[Mapping[str, 
             raise _wrong(source, seen["trouble"])
         if seen["unreadable"]:
             told = ", ".join(show(example) for example in seen["examples"])
-            noun = "entry" if seen["unreadable"] == 1 else "entries"
-            raise _wrong(source, f"has {seen['unreadable']} {noun} that cannot be read ({told})")
+            raise _wrong(source, f"has {format_entries(seen['unreadable'])} that cannot be read ({told})")
     if asked.capacity is None:
         return
     size, files = sum(seen["size"] for seen in found), sum(seen["files"] for seen in found)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from beeond_ctl import backends, slurm, userfiles
 from beeond_ctl import config as configuration
-from beeond_ctl.errors import BeeondError, NodeError, one_line
+from beeond_ctl.errors import BeeondError, ConfigError, NodeError, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,13 +43,21 @@ class Finding:
     text: str
 
 
+def check_configuration(config_path: Path) -> list[Finding]:
+    """What is to be said of the file alone."""
+    try:
+        configuration.load(config_path)
+    except ConfigError as error:
+        return [Finding("configuration", "fail", visible(" ".join(text.split()))) for text in error.mistakes]
+    return [Finding("configuration", "ok", str(config_path))]
+
+
 def check_node(config_path: Path) -> list[Finding]:
     """All findings on this node."""
-    try:
-        config = configuration.load(config_path)
-    except BeeondError as error:
-        return [Finding("configuration", "fail", one_line(error))]
-    findings = [Finding("configuration", "ok", str(config_path))]
+    findings = check_configuration(config_path)
+    if findings[0].verdict != "ok":
+        return findings
+    config = configuration.load(config_path)
     for subject, look in _LOOKS.items():
         try:
             findings += look(config)
@@ -197,6 +205,14 @@ def _told(config: SiteConfig) -> Iterator[Finding]:
         try:
             with userfiles.own_directory(config.report.directory):
                 pass
+        except FileNotFoundError:
+            where = config.report.directory
+            yield Finding(
+                "report",
+                "warn",
+                f"{where} is not there: no reports for users; as root: install -d -m 755 {where}",
+            )
+            return
         except (OSError, NodeError) as error:
             yield Finding("report", "warn", f"no reports for users: {one_line(error)}")
             return

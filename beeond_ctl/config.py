@@ -9,7 +9,7 @@ import os
 import tomllib
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,9 @@ from pydantic import (
 from beeond_ctl import CONFIG_PATH, overrides
 from beeond_ctl.errors import ConfigError, NodeError
 from beeond_ctl.units import parse_size
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 DEFAULT_PATH: Final = Path(CONFIG_PATH)
 
@@ -430,13 +433,16 @@ def parse(text: str, name: str = str(DEFAULT_PATH)) -> SiteConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not valid TOML: {error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        what = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            what = f"no such key; {_near(first['loc'])}"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"{name}: {where}: {what}{more}; see `beeond-ctl check`") from None
+        mistakes = tuple(f"{name}: {_mistake(each)}" for each in error.errors(include_url=False))
+        more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+        raise ConfigError(f"{mistakes[0]}{more}; see `beeond-ctl check`", mistakes) from None
+
+
+def _mistake(found: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in found["loc"]) or "file"
+    if found["type"] == "extra_forbidden":
+        return f"{where}: no such key; {_near(found['loc'])}"
+    return f"{where}: {found['msg'].removeprefix('Value error, ')}"
 
 
 def recorded(data: object, job_id: int) -> SiteConfig:
@@ -490,6 +496,10 @@ def load(path: Path = DEFAULT_PATH) -> SiteConfig:
     try:
         text = _read_own(path)
     except FileNotFoundError:
+        if os.geteuid() != 0:
+            raise ConfigError(
+                f"{path}: no such file on this host; ask your admin for the site's configuration"
+            ) from None
         raise ConfigError(
             f"{path}: no such file; make it, empty for all defaults, and run `beeond-ctl check`"
         ) from None
@@ -541,6 +551,6 @@ def _with_files(config: SiteConfig) -> SiteConfig:
         raise ConfigError(f"{path}: no such file; make it, or take it out of the configuration") from None
     except ValidationError as error:
         what = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {what}; see `beeond-ctl check`") from None
+        raise ConfigError(f"{path}: {what}; see `beeond-ctl check`", (f"{path}: {what}",)) from None
     except ValueError as error:  # the parsers', of TOML too
         raise ConfigError(f"{path}: {error}") from None

@@ -41,7 +41,11 @@ class RequestError(UsageError):
 
 
 class ConfigError(UsageError):
-    """The site's configuration is missing, unreadable, unsafe or malformed."""
+    """The site's configuration is missing, unreadable, unsafe or malformed. `mistakes` has a line for each."""
+
+    def __init__(self, message: str, mistakes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.mistakes = mistakes or (message,)
 
 
 class UserError(BeeondError):

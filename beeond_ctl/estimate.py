@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import flushes
-from beeond_ctl.units import duration, format_size
+from beeond_ctl.units import duration, format_entries, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,7 +98,7 @@ def told(estimate: Estimate) -> str:
 
 
 def _size(estimate: Estimate) -> str:
-    return f"{estimate.entries} entries, {format_size(estimate.size)}"
+    return f"{format_entries(estimate.entries)}, {format_size(estimate.size)}"
 
 
 def warning(estimate: Estimate | None, left_s: float | None) -> str:

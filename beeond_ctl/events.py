@@ -120,16 +120,19 @@ class EventLog:
             self.steps.append((step, seconds))
             self.log("step", step=step, seconds=seconds, **extra)
 
+    def took_s(self) -> float:
+        """Seconds that this process has worked until now."""
+        return round(time.monotonic() - self._begun_s, 2)
+
     def took(self) -> str:
         """Where this process's time went until now, on one line: what took longest, first."""
-        total = time.monotonic() - self._begun_s
         parts: dict[str, float] = {}
         for step, seconds in self.steps:
             name = "waiting for other nodes" if step.startswith("meeting ") else step
             parts[name] = parts.get(name, 0.0) + seconds
         longest = sorted(parts.items(), key=lambda part: -part[1])[:4]
         told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= 0.005)
-        return f"{total:.2f} s" + (f": {told}" if told else "")
+        return f"{self.took_s():.2f} s" + (f": {told}" if told else "")
 
 
 def _beginnings(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can say

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, Final
 
-from beeond_ctl.units import format_size
+from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -546,7 +546,7 @@ def _transfer_lines(report: Report) -> Iterable[str]:
     for item in report.transfers:
         yield f"{item.direction:<3} {item.source} -> {item.destination}"
         yield (
-            f"    {item.copied} entries, {format_size(item.bytes)} in {show_seconds(item.seconds)}, "
+            f"    {format_entries(item.copied)}, {format_size(item.bytes)} in {show_seconds(item.seconds)}, "
             f"{format_size(int(item.rate))}/s: {item.result}"
             + (f"; {item.skipped} were there already" if item.skipped else "")
             + (f"; {item.failed} failed" if item.failed else "")
@@ -566,7 +566,7 @@ def _receipt_lines(report: Report) -> Iterable[str]:
         return
     for item in report.receipts:
         yield (
-            f"{item.node}: {item.home}: {item.method}, {item.files} entries, {format_size(item.bytes)} in "
+            f"{item.node}: {item.home}: {item.method}, {format_entries(item.files)}, {format_size(item.bytes)} in "
             f"{show_seconds(item.seconds)}; {item.verified}"
         )
 

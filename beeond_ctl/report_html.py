@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.report import OUTCOMES, show_seconds, show_time, wiped
-from beeond_ctl.units import format_size
+from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -205,7 +205,9 @@ def _tiles(report: Report) -> str:
             size, seconds = sum(item.bytes for item in found), sum(item.seconds for item in found)
             rate = f"{format_size(int(size / seconds))}/s" if seconds else ""
             entries = sum(item.copied for item in found)
-            tiles.append((name, format_size(size), f"{entries} entries, {show_seconds(seconds)}, {rate}"))
+            tiles.append(
+                (name, format_size(size), f"{format_entries(entries)}, {show_seconds(seconds)}, {rate}")
+            )
     if report.receipts:
         size = sum(item.bytes for item in report.receipts)
         tiles.append(
@@ -456,7 +458,7 @@ def _transfer(item: Transfer) -> str:
     name = "Stage-in" if item.direction == "in" else "Stage-out"
     mark = "good" if item.result in ("proved", "nothing there") else "bad"
     facts = [
-        f"{item.copied} entries", format_size(item.bytes), show_seconds(item.seconds),
+        format_entries(item.copied), format_size(item.bytes), show_seconds(item.seconds),
         f"{format_size(int(item.rate))}/s",
     ]  # fmt: skip
     if item.skipped:

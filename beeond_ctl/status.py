@@ -57,10 +57,14 @@ def instances(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
                 {
                     "job": record.job_id, "node": record.node, "phase": f"{record.phase} (node was rebooted)",
                     "user": record.job.user, "nodes": (nodes := slurm.fold_nodes(record.nodes)), "health": _KEPT,
-                    "reason": f"beeond-ctl recover {record.job_id} --nodes {shlex.quote(nodes)}",
+                    "recover": _recovery(record.job_id, nodes),
                 }
             )  # fmt: skip
     return found
+
+
+def _recovery(job_id: int, nodes: str) -> str:
+    return f"beeond-ctl recover {job_id} --nodes {shlex.quote(nodes)}"
 
 
 def _states(root: str) -> Iterator[tuple[int, states.State | BeeondError]]:
@@ -104,7 +108,7 @@ def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
     logged = events.read(config.paths.log, state.job.job_id)
     begun = max((n for n, event in enumerate(logged) if event.get("event") in ("prolog", "up")), default=0)
     steps = [event for event in logged[begun:] if event.get("event") == "step"]
-    took = [event["took"] for event in logged[begun:] if "took" in event]
+    usable: dict[str, Any] = next((event for event in reversed(logged[begun:]) if "took" in event), {})
     dead = [name for name, how in services.items() if how == "dead"]
     own = job == state.job
     return {
@@ -124,7 +128,9 @@ def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
             for step in steps if "summary" in step
         ],
         "reason": state.reason or wrong or None,
-        "took": took[-1] if took else None,
+        "recover": _recovery(state.job.job_id, slurm.fold_nodes(state.nodes)) if state.phase == "retained" else None,
+        "took": usable.get("took"),
+        "took_s": usable.get("took_s"),
         "timings": {event["step"]: event["seconds"] for event in steps},
     }  # fmt: skip
 
@@ -135,6 +141,10 @@ def of_user(config: SiteConfig, job_id: int | None) -> list[dict[str, Any]]:
     for hint in hints.read_all(config.paths.run):
         if job_id in (None, hint["job"], hint.get("instance")):
             found.append({**hint, **_mount(hint["mount"] or "", hint["phase"], [])})
+            if hint["phase"] == "retained":
+                found[-1]["recover"] = (
+                    f"sudo beeond-ctl recover --mine {hint['job']}, where the site allows it"
+                )
             if found[-1]["health"] == "ok" and hint["phase"] == "ready":
                 found[-1] |= _within(partial(_staging, hint)) or {}
     known = {number for hint in found for number in (hint["job"], hint.get("instance"))}
@@ -174,15 +184,18 @@ def _mount(point: str, phase: str, dead: list[str]) -> dict[str, Any]:
     if phase == "retained":
         trouble = [_KEPT]
     return {
-        "mount": point if mounted else None, "capacity": room, "health": ", ".join(trouble) or "ok",
+        "mount": point if mounted else None, "capacity": room and _told(room), "capacity_bytes": room,
+        "health": ", ".join(trouble) or "ok",
     }  # fmt: skip
 
 
-def _room(point: str) -> str:
+def _room(point: str) -> dict[str, int]:
     room = os.statvfs(point)
-    return (
-        f"{format_size(room.f_bavail * room.f_frsize)} free of {format_size(room.f_blocks * room.f_frsize)}"
-    )
+    return {"free": room.f_bavail * room.f_frsize, "size": room.f_blocks * room.f_frsize}
+
+
+def _told(room: dict[str, int]) -> str:
+    return f"{format_size(room['free'])} free of {format_size(room['size'])}"
 
 
 def _within(look: Callable[[], T]) -> T | None:

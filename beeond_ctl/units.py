@@ -41,6 +41,15 @@ def format_size(size: int) -> str:
     return f"{value:.1f}".rstrip("0").rstrip(".") + "PiB"
 
 
+def format_entries(count: int) -> str:
+    """A number of files, directories and the like.
+
+    >>> format_entries(1), format_entries(2)
+    ('1 entry', '2 entries')
+    """
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
 def duration(seconds: float) -> str:
     """`seconds` as a person says it: 42 s, 3:07 min, 2:05 h."""
     whole = round(seconds)

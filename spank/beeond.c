@@ -30,16 +30,18 @@ static bool is_submission(void)
 int slurm_spank_init(spank_t sp, int ac, char **av)
 {
 	struct beeond_args args;
+	bool submission;
 
 	switch (spank_context()) {
 	case S_CTX_LOCAL:
 	case S_CTX_ALLOCATOR:
-		if (is_submission())
+		submission = is_submission();
+		if (submission)
 			beeond_options_drop_inherited(sp);
-		return beeond_options_register(sp);
+		return beeond_options_register(sp, !submission);
 	case S_CTX_REMOTE:
 		/* Unregistered, each option that comes with a step would be an error in slurmd's log. */
-		(void)beeond_options_register(sp);
+		(void)beeond_options_register(sp, false);
 		return 0;
 	case S_CTX_SLURMD:
 		args = beeond_args_parse(ac, av);

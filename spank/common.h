@@ -38,7 +38,8 @@ struct beeond_asked {
 	size_t len;
 };
 
-int beeond_options_register(spank_t sp);
+/* `step`: for srun within a job. Options that repeat the job's own are not kept there. */
+int beeond_options_register(spank_t sp, bool step);
 const struct beeond_asked *beeond_options_asked(void);
 void beeond_options_forget(void);
 void beeond_options_drop_inherited(spank_t sp);

@@ -46,9 +46,11 @@ static const char *const inherited[] = {
 _Static_assert(sizeof(inherited) / sizeof(inherited[0]) == OPTIONS, "one variable for each option");
 
 static struct beeond_asked asked;
+static bool in_step; /* srun within a job, whose options are in the environment */
 
-int beeond_options_register(spank_t sp)
+int beeond_options_register(spank_t sp, bool step)
 {
+	in_step = step;
 	for (size_t i = 0; i < OPTIONS; i++) {
 		if (spank_option_register(sp, &options[i]) != ESPANK_SUCCESS) {
 			slurm_error("beeond: cannot register the option --%s", options[i].name);
@@ -89,7 +91,9 @@ static bool is_inherited(int val, const char *value)
 
 	if (variable == NULL || strcmp(variable, value) != 0)
 		return false;
-	(void)unsetenv(inherited[val]); /* the next one with this value is typed */
+	/* The next one with this value is typed. In a step it repeats what the job has, and asks for nothing. */
+	if (!in_step)
+		(void)unsetenv(inherited[val]);
 	return true;
 }
 

@@ -17,13 +17,20 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """`beeond-ctl`. Turns every exception into one line on stderr and an exit code, here and nowhere else."""
+    try:
+        _leave(_run())
+    except KeyboardInterrupt:  # while `guarded` still imports, or says what was wrong
+        _leave(_say("interrupted", 130))
+
+
+def _run() -> int:
     if len(sys.argv) == 2 and sys.argv[1] in {"prolog", "epilog"}:
-        _leave(guarded(lambda: _hook(sys.argv[1])))
+        return guarded(lambda: _hook(sys.argv[1]))
     if sys.argv[1:2] == ["bb"] and sys.argv[2:3] != ["limits"]:
         told = _burst_buffer(sys.argv[2:])
         if told is not None:
-            _leave(told)
-    _leave(guarded(_command))
+            return told
+    return guarded(_command)
 
 
 def _command() -> object:
@@ -100,7 +107,25 @@ def _say_usage(error: Exception) -> int:
         stopped = isinstance(error.__context__, KeyboardInterrupt)
         return _say("interrupted", 130) if stopped else _say("aborted", 1)
     if isinstance(error, click.ClickException):
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2; before, it prints that by itself
+            sys.stderr.write(f"{error.format_message()}\n")
+            return error.exit_code
         context = getattr(error, "ctx", None)
-        command = context.command_path if context else "beeond-ctl"
+        command = context.command_path if context else _typed_command()
         return _say(f"{' '.join(error.format_message().split())}; see `{command} --help`", 2)
     raise error
+
+
+def _typed_command() -> str:
+    """The command that was typed: click leaves it out of what it says of options without their argument."""
+    import click
+
+    from beeond_ctl.cli.commands import cli
+
+    path = ["beeond-ctl"]
+    command: click.Command = cli
+    for word in sys.argv[1:]:
+        if isinstance(command, click.Group) and word in command.commands:
+            path.append(word)
+            command = command.commands[word]
+    return " ".join(path)

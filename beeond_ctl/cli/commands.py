@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from beeond_ctl.config import SiteConfig
     from beeond_ctl.launch import Launcher
 
+_BEEOND = click.option(
+    "--beeond",
+    "keys",
+    is_flag=False,
+    flag_value="",
+    default="",
+    metavar="[KEY=VALUE,...]",
+    help="As for sbatch.",
+)
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
@@ -84,7 +93,7 @@ def encode(config_path: Path) -> None:
 
 @cli.command()
 @click.option("-w", "--nodes", "node_list", required=True, help="Nodes as Slurm writes them: n[1-16].")
-@click.option("--beeond", "keys", default="", metavar="KEY=VALUE,...", help="As for sbatch.")
+@_BEEOND
 @click.option(
     "--beeond-stage-in", "stage_in", multiple=True, metavar="SRC:DST", help="As for sbatch; repeatable."
 )
@@ -137,22 +146,27 @@ def status(config_path: Path, job_id: int | None, *, all_nodes: bool, as_json: b
 
     Without JOB_ID all of them; within a job, the job's own. Root sees everything, a user what is their own. With
     --all-nodes the exit code is 1 unless all is well on all nodes; root asks them over ssh, a user by a job step.
+    The shell of salloc is on none of the job's nodes: there it takes --all-nodes.
     """
     from beeond_ctl.cli import show
 
-    chosen = job_id
-    if chosen is None and os.environ.get("BEEOND_JOB_ID", "").isdigit():
-        chosen = int(os.environ["BEEOND_JOB_ID"])
+    own, of_slurm = (_number(os.environ.get(name, "")) for name in ("BEEOND_JOB_ID", "SLURM_JOB_ID"))
+    chosen = job_id or own
     config = _load(config_path)
     if here or not all_nodes:
-        show.status(config, chosen, as_json=as_json, on_one_line=here)
+        show.status(config, chosen, as_json=as_json, on_one_line=here, elsewhere=chosen or of_slurm)
         return
+    chosen = chosen or of_slurm  # the shell of salloc has no other
     if chosen is None:
         raise UsageError("--all-nodes: of which job? Name it")
     from beeond_ctl.lifecycle import gather
 
     if not show.everywhere(*gather.status(config, chosen), as_json=as_json):
         raise click.exceptions.Exit(1)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 # --- report -----------------------------------------------------------------------------------------------
@@ -209,10 +223,8 @@ def check(config_path: Path, *, only_configuration: bool, as_json: bool) -> None
     from beeond_ctl import check as checks
     from beeond_ctl.cli import show
 
-    if only_configuration:
-        _load(config_path)
-        return
-    if not show.checks(checks.check_node(config_path), as_json=as_json):
+    look = checks.check_configuration if only_configuration else checks.check_node
+    if not show.checks(look(config_path), as_json=as_json):
         raise click.exceptions.Exit(1)
 
 
@@ -254,7 +266,12 @@ def secret() -> None:
 
     Secrets are shown by name only. A name is derived from the secret and does not lead back to it.
     """
+
+
+def _load_as_root(path: Path) -> SiteConfig:
+    """Not in the group, which would refuse `--help` of its commands."""
     _as_root("secret")
+    return _load(path)
 
 
 @secret.command("show")
@@ -265,7 +282,7 @@ def secret_show(config_path: Path, *, as_json: bool) -> None:
     from beeond_ctl.cli import show
     from beeond_ctl.lifecycle import secret as secrets
 
-    show.secrets(secrets.names(_load(config_path)), as_json=as_json)
+    show.secrets(secrets.names(_load_as_root(config_path)), as_json=as_json)
 
 
 @secret.command("add")
@@ -274,7 +291,7 @@ def secret_add(config_path: Path) -> None:
     """Make a new secret and print its name: the current one where there is none, else an accepted one."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    click.echo(secrets.add(_load(config_path)))
+    click.echo(secrets.add(_load_as_root(config_path)))
 
 
 @secret.command("export")
@@ -283,7 +300,7 @@ def secret_export(config_path: Path) -> None:
     """Print this node's secrets, for `learn` on another node. Never store the output, or show it."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    click.echo(secrets.export(_load(config_path)), nl=False)
+    click.echo(secrets.export(_load_as_root(config_path)), nl=False)
 
 
 @secret.command("learn")
@@ -292,7 +309,7 @@ def secret_learn(config_path: Path) -> None:
     """Accept what `export` of another node printed, from stdin; a node without a secret has the same then."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    _say_changed(changed=secrets.learn(_load(config_path), sys.stdin.buffer.read(1 << 20)))
+    _say_changed(changed=secrets.learn(_load_as_root(config_path), sys.stdin.buffer.read(1 << 20)))
 
 
 @secret.command("use")
@@ -302,7 +319,7 @@ def secret_use(config_path: Path, name: str) -> None:
     """Give new instances the secret called NAME from now on; the one before stays accepted."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    _say_changed(changed=secrets.use(_load(config_path), name))
+    _say_changed(changed=secrets.use(_load_as_root(config_path), name))
 
 
 @secret.command("forget")
@@ -311,7 +328,7 @@ def secret_forget(config_path: Path) -> None:
     """Drop what is accepted besides the current secret, but for what instances on this node still use."""
     from beeond_ctl.lifecycle import secret as secrets
 
-    _say_changed(changed=secrets.forget(_load(config_path)))
+    _say_changed(changed=secrets.forget(_load_as_root(config_path)))
 
 
 def _say_changed(*, changed: bool) -> None:
@@ -412,7 +429,7 @@ _HERE = click.option("--here", is_flag=True, hidden=True, help="This node's part
 @_NODES
 @_NODEFILE
 @click.option("--user", help="Whom the file system is for; everything is copied as this user.")
-@click.option("--beeond", "keys", default="", metavar="KEY=VALUE,...", help="As for sbatch.")
+@_BEEOND
 @click.option(
     "--beeond-stage-in", "stage_in", multiple=True, metavar="SRC:DST", help="As for sbatch; repeatable."
 )

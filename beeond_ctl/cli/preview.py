@@ -11,7 +11,7 @@ import click
 
 from beeond_ctl.cli.progress import one_line
 from beeond_ctl.errors import UsageError
-from beeond_ctl.units import format_size
+from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
     from beeond_ctl.staging.job import Job
@@ -93,6 +93,6 @@ def confirm_deletion(job: Job, *, yes: bool, as_json: bool) -> None:
     more = " and what cannot be looked into" if found.unread.count else ""
     if as_json or not (os.isatty(0) and sys.stderr.isatty()):
         raise UsageError(
-            f"--delete would remove {found.delete} entries{more} at {place}; say --yes, or see --dry-run"
+            f"--delete would remove {format_entries(found.delete)}{more} at {place}; say --yes, or see --dry-run"
         )
-    click.confirm(f"Delete these {found.delete} entries{more}?", abort=True, err=True)
+    click.confirm(f"Delete {format_entries(found.delete)}{more}?", abort=True, err=True)

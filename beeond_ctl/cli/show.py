@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from beeond_ctl import backends, slurm
-from beeond_ctl.errors import UsageError
+from beeond_ctl.errors import BeeondError, UsageError
+from beeond_ctl.plan import FIRST_OWN_ID
 from beeond_ctl.request import printable
-from beeond_ctl.units import format_size
+from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,8 +82,15 @@ def plan(made: Plan, node: str, *, as_json: bool) -> None:
         click.echo(f"  bind      {mount.bind_source} -> {mount.point}")
 
 
-def status(config: SiteConfig, job_id: int | None, *, as_json: bool, on_one_line: bool = False) -> None:
-    """Print the instances on this node."""
+def status(
+    config: SiteConfig,
+    job_id: int | None,
+    *,
+    as_json: bool,
+    on_one_line: bool = False,
+    elsewhere: int | None = None,
+) -> None:
+    """Print the instances on this node; where there is none, how to ask the nodes of the job `elsewhere`."""
     from beeond_ctl import status as looks
 
     found = looks.instances(config, job_id) if os.geteuid() == 0 else looks.of_user(config, job_id)
@@ -95,11 +103,16 @@ def status(config: SiteConfig, job_id: int | None, *, as_json: bool, on_one_line
         _print_json(found)
         return
     if not found:
-        click.echo(
-            "no instance on this node" if job_id is None else f"no instance of job {job_id} on this node"
+        which = "no instance on this node" if job_id is None else f"no instance of job {job_id} on this node"
+        ask = (
+            f"; to ask all nodes of job {elsewhere}: beeond-ctl status --all-nodes {elsewhere}"
+            if elsewhere
+            else ""
         )
+        click.echo(which + ask)
     for instance in found:
-        click.echo(f"job {instance['job']}  {instance['phase']}  {instance.get('mount') or 'not mounted'}")
+        kind = "ID" if instance["job"] >= FIRST_OWN_ID else "job"  # as `up` and `down` have it
+        click.echo(f"{kind} {instance['job']}  {instance['phase']}  {instance.get('mount') or 'not mounted'}")
         for name in _STATUS:
             value = instance.get(name)
             if isinstance(value, str | dict) and value:
@@ -113,7 +126,18 @@ def status(config: SiteConfig, job_id: int | None, *, as_json: bool, on_one_line
 _SHORT: Final = ("node", "job", "phase", "health", "mount")
 """What is told of an instance where all nodes are asked."""
 
-_STATUS: Final = ("user", "nodes", "backend", "health", "capacity", "services", "stage_out", "reason", "took")
+_STATUS: Final = (
+    "user",
+    "nodes",
+    "backend",
+    "health",
+    "capacity",
+    "services",
+    "stage_out",
+    "reason",
+    "recover",
+    "took",
+)
 
 
 def _to_come(instance: Mapping[str, Any]) -> list[str]:
@@ -134,7 +158,7 @@ def _transfer(transfer: Mapping[str, Any]) -> str:
     entries = transfer.get("entries", transfer.get("copied", 0))
     result = "proved" if transfer["proved"] else "not proved"
     return (
-        f"{printable(transfer['source'])} -> {printable(transfer['destination'])}: {entries} entries, "
+        f"{printable(transfer['source'])} -> {printable(transfer['destination'])}: {format_entries(entries)}, "
         f"{format_size(transfer['bytes'])} in {transfer['seconds']:.1f} s, {result}"
     )
 
@@ -162,14 +186,14 @@ def everywhere(
 def report(
     job_id: int, logs: Logs, nodes: Sequence[str], trouble: Sequence[str], *, as_json: bool, html: str | None
 ) -> None:
-    """Print what happened to a job, or write it to the page `html`. Raises UsageError where nothing is known."""
+    """Print what happened to a job, or write it to the page `html`. Raises BeeondError where nothing is known."""
     from beeond_ctl import report as reports
 
     for line in trouble:
         click.echo(f"beeond-ctl: {printable(line)}", err=True)
     made = reports.build(job_id, logs, nodes)
     if made is None:
-        raise UsageError(f"nothing is known of job {job_id}; see what is said above")
+        raise BeeondError(f"nothing is known of job {job_id}; see what is said above")
     if html:
         from beeond_ctl.report_html import page
 

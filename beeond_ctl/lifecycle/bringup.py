@@ -142,7 +142,7 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
             fault.see_that_all_lives(here)
         _announce(here)
         steps.meet(here, team, "ready", here.config.deadlines.meet)
-        here.events.log("usable", took=here.events.took())
+        here.events.log("usable", took=here.events.took(), took_s=here.events.took_s())
 
 
 def _learn(here: Here, request: str | None) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl import events, published, slurm, step, userfiles
 from beeond_ctl import state as states
-from beeond_ctl.errors import NodeError, UsageError, one_line
+from beeond_ctl.errors import BeeondError, NodeError, UsageError, one_line
 from beeond_ctl.launch import on_nodes
 
 if TYPE_CHECKING:
@@ -33,13 +33,18 @@ _WIDTH: Final = 1000
 def gather(config: SiteConfig, job_id: int, node_list: str | None) -> tuple[Logs, tuple[str, ...], list[str]]:
     """Events by node, the job's nodes as far as they are known, and what could not be asked.
 
-    Raises UsageError where this user can know nothing of the job.
+    Raises UsageError where this user may know nothing of the job, BeeondError where nobody here does.
     """
     logs: Logs = {}
     trouble: list[str] = []
     if config.report.directory is not None:
         try:
             logs = published.collect(config.report.directory, job_id)
+        except FileNotFoundError:
+            trouble.append(
+                f"report.directory: {config.report.directory} is not there: not mounted on this host, or not made yet "
+                "(`beeond-ctl check` as root says how); ask your admin"
+            )
         except (OSError, NodeError) as error:
             trouble.append(f"report.directory: {one_line(error)}")
     elif os.geteuid() != 0:
@@ -56,7 +61,7 @@ def gather(config: SiteConfig, job_id: int, node_list: str | None) -> tuple[Logs
             trouble += _ask(config, job_id, missing, logs)
     if not logs and not trouble:
         by_name = "; root can name them with --nodes" if os.geteuid() == 0 else ""
-        raise UsageError(
+        raise BeeondError(
             f"nothing is known of job {job_id}: its nodes tell when it has ended (before, see `beeond-ctl status`), "
             f"and only of a job that had a file system{by_name}"
         )

@@ -167,7 +167,8 @@ class Here:
             "job": state.job.job_id, "instance": self.instance.job_id, "user": state.job.user, "node": state.node,
             "phase": state.phase, "nodes": fold_nodes(state.nodes), "backend": self.first_plan.backend,
             "mount": state.mount,
-            "reason": state.reason or None, "took": self.events.took(), "transfers": self.transferred,
+            "reason": state.reason or None, "took": self.events.took(),
+            "took_s": self.events.took_s(), "transfers": self.transferred,
             "places": self._places(),
         }  # fmt: skip
 

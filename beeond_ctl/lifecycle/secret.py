@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beeond_ctl import state as states
-from beeond_ctl.errors import UsageError
+from beeond_ctl.errors import ConfigError, UsageError
 from beeond_ctl.keys import Secrets, format_secrets, name_of, parse_secrets, read_secrets
 
 if TYPE_CHECKING:
@@ -66,7 +66,14 @@ def learn(config: SiteConfig, data: bytes) -> bool:
 
     Raises ConfigError.
     """
-    path, told = Path(config.paths.secret), parse_secrets(data, "standard input")
+    path = Path(config.paths.secret)
+    try:
+        told = parse_secrets(data, "standard input")
+    except ConfigError:
+        # What would mend a file, a new secret, is no advice here: the nodes would no longer know each other.
+        raise ConfigError(
+            "standard input is not what another node exported; pipe in what `beeond-ctl secret export` prints there"
+        ) from None
     if not os.path.lexists(path):
         _write(path, told)
         return True

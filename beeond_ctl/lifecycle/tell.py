@@ -17,7 +17,7 @@ from beeond_ctl.errors import BeeondError, one_line
 from beeond_ctl.lifecycle import stage
 from beeond_ctl.plan import FIRST_OWN_ID
 from beeond_ctl.staging.spawn import end, spawn
-from beeond_ctl.units import format_size
+from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def _sum(steps: Sequence[Mapping[str, Any]]) -> str:
     copied, skipped, size = (sum(each[key] for each in summaries) for key in ("copied", "skipped", "bytes"))
     seconds = sum(each["seconds"] for each in summaries)
     had = f" and {skipped} that were there before" if skipped else ""
-    return f"of {copied} entries ({format_size(size)} in {seconds:.1f} s){had}"
+    return f"of {format_entries(copied)} ({format_size(size)} in {seconds:.1f} s){had}"
 
 
 def _tell(here: Here, text: str) -> None:

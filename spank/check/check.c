@@ -457,6 +457,15 @@ static void check_srun_in_job(void)
 	CHECK(unsetenv("BEEOND_JOB_ID") == 0);
 	CHECK(setenv("SLURM_SPANK_BEEOND_REQUEST", "x", 1) == 0); /* by salloc */
 	CHECK(type("beeond", "") == 0 && post_opt() == 0 && slurm.request == NULL);
+	/* What the step adds would come to nothing; what it repeats of the job's options, the job has. */
+	CHECK(type("beeond", "") == 0 && type("beeond-stage-in", "/a:b") == 0 && post_opt() < 0);
+	CHECK(said("--beeond-stage-in: this job has its instance already") && slurm.request == NULL);
+	CHECK(type("beeond", "foo=1") == 0 && post_opt() < 0 && type("beeond-stage-out", "") == 0 && post_opt() < 0);
+	CHECK(setenv("SLURM_SPANK__SLURM_SPANK_OPTION_beeond_beeond", "capacity=1TiB", 1) == 0);
+	CHECK(type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
+	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
+	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "capacity=2TiB") == 0 && post_opt() < 0);
+	CHECK(unsetenv("SLURM_SPANK__SLURM_SPANK_OPTION_beeond_beeond") == 0);
 	CHECK(unsetenv("SLURM_SPANK_BEEOND_REQUEST") == 0);
 	leave();
 	CHECK(unsetenv("SLURM_JOB_ID") == 0);

@@ -311,6 +311,51 @@ def test_a_step_of_a_job_without_an_instance_cannot_ask_for_one(cluster: Cluster
     assert "status=0" not in output
 
 
+@pytest.mark.parametrize("command", ["salloc", "sbatch", "srun"])
+def test_a_step_cannot_change_the_instance_that_its_job_has(cluster: Cluster, command: str) -> None:
+    options = ["--beeond=capacity=1TiB", "--beeond-stage-in=/a:b", "--beeond-stage-in=/c:d"]
+    refused = [
+        "--beeond=foo=1",
+        "--beeond=capacity=2TiB",
+        "--beeond-stage-in=/nosuch:x",
+        "--beeond-stage-out=a:/b",
+    ]
+    script = "\n".join(f"srun --overlap {option} echo ran; echo status=$?" for option in refused)
+    if command == "sbatch":
+        output = cluster.job_output(sbatch(cluster, *options, script=f"#!/bin/sh\n{script}\n"))
+    else:
+        done = cluster.run("login", [command, *options, "sh", "-c", f"{{ {script}; }} 2>&1"], user="alice")
+        output = done.stdout
+    said = re.findall(r"beeond: (--[a-z-]+): this job has its instance already", output)
+    assert said == [option.partition("=")[0] for option in refused]
+    assert "ran" not in output.split()
+    assert "status=0" not in output
+
+
+@pytest.mark.parametrize("command", ["salloc", "sbatch", "srun"])
+def test_a_step_takes_what_its_job_was_given_for_granted(cluster: Cluster, command: str) -> None:
+    options = ["--beeond=capacity=1TiB", "--beeond-stage-in=/a:b", "--beeond-stage-in=/c:d"]
+    lines = [f"srun --overlap {SHOW}", f"srun --overlap --beeond {SHOW}"]
+    lines += [f"srun --overlap srun --overlap {SHOW}", f"srun --overlap srun --overlap --beeond {SHOW}"]
+    if command != "srun":  # the environment of its tasks does not say what it was given
+        lines += [f"srun --overlap --beeond=capacity=1TiB --beeond-stage-in=/c:d {SHOW}"]
+    script = "set -e\n" + "\n".join(lines)
+    if command == "sbatch":
+        output = cluster.job_output(sbatch(cluster, *options, script=f"#!/bin/sh\n{script}\n"))
+    else:
+        output = cluster.run("login", [command, *options, "sh", "-c", script], user="alice").stdout
+    assert len(re.findall(r"^/mnt/beeond/(\d+)\|\1\|", output, re.MULTILINE)) == len(lines)
+
+
+def test_steps_over_components_of_a_heterogeneous_job_are_ordinary(cluster: Cluster) -> None:
+    script = "#!/bin/sh\nsrun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nsrun --beeond true\n"
+    options = ["-N1", "-ohet.out", "--beeond=share=1", ":", "-N1", "--beeond=join=0"]
+    submit_and_wait(cluster, script, *options)
+    output = cluster.run("login", ["cat", "het.out"], user="alice").stdout
+    assert output.count("ran on") == 2
+    assert "beeond: " not in output
+
+
 # -- jobs submitted from within jobs -----------------------------------------------------------------------
 
 

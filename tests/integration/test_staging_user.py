@@ -302,9 +302,7 @@ def test_a_job_hears_by_itself_that_its_time_limit_is_nearer_than_the_end_of_its
     for each in (job, plain):
         site.wait_job(each, "COMPLETED")
     (told,) = [line for line in site.job_output(job).splitlines() if "warning" in line]
-    assert re.search(
-        r"will take about 12:\d\d min for 1 entries, 20MiB, at the rate of the flushes, and", told
-    )
+    assert re.search(r"will take about 12:\d\d min for 1 entry, 20MiB, at the rate of the flushes, and", told)
     assert "warning" not in site.job_output(plain)
     assert [event["output"] for event in events(site, job) if event["event"] == "warned"] == ["ok"]
     assert watched(site) == []

@@ -129,3 +129,15 @@ def test_what_is_not_known_or_not_whole_changes_nothing(nodes: list[SiteConfig])
     with pytest.raises(ConfigError):
         secret.learn(config, b"")
     assert Path(config.paths.secret).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no\n\n", b"beeond-ctl secrets 1\ncurrent 00\n", b"beeond-ctl secrets 1\nno\n"]
+)
+def test_what_is_no_export_is_not_learned_and_no_other_secret_advised(
+    nodes: list[SiteConfig], data: bytes
+) -> None:
+    with pytest.raises(ConfigError, match="pipe in what `beeond-ctl secret export` prints there") as caught:
+        secret.learn(nodes[0], data)
+    assert "urandom" not in str(caught.value)
+    assert not os.path.lexists(nodes[0].paths.secret)

@@ -819,7 +819,7 @@ def test_without_any_rate_no_time_is_made_up(tmp_path: Path) -> None:
 def test_without_any_rate_a_job_is_warned_of_what_no_storage_would_take_in_the_time_left() -> None:
     expected = estimate.Estimate(1, 1 << 40, complete=True, seconds=None, rate_of="")
     assert estimate.warning(expected, 1025) == ""
-    assert "17:04 min or more for 1 entries, 1TiB, even at 1GiB a second" in estimate.warning(expected, 1000)
+    assert "17:04 min or more for 1 entry, 1TiB, even at 1GiB a second" in estimate.warning(expected, 1000)
 
 
 def test_a_job_of_an_array_is_told_its_own_time(tmp_path: Path) -> None:
