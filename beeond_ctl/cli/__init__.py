@@ -45,9 +45,7 @@ def _command() -> object:
 
 def _leave(code: int) -> NoReturn:
     """End this process. All is closed by now, and to take the interpreter apart takes as long as to start it."""
-    from beeond_ctl.errors import OutputError
-
-    with suppress(OSError, OutputError):
+    with suppress(Exception):  # there is nobody left to be told
         sys.stdout.flush()
     os._exit(code)
 

@@ -36,13 +36,15 @@ def outside_of_any_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def typed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
     """Runs the command line: exit code, stdout, stderr."""
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["beeond-ctl", *words])
+        monkeypatch.setattr(sys, "stdout", sys.stdout)  # which the command puts another in the place of
         code = cli._run()
-        return (code, *capsys.readouterr())
+        sys.stdout.flush()
+        return (code, *capfd.readouterr())
 
     return run
 
