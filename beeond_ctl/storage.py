@@ -242,11 +242,12 @@ def _make(plan: Plan, node: str, target: Target, instance: str, step: Callable[[
                 config=plan.config.model_dump(mode="json"), home=target.home, index=target.index,
             )
         )  # fmt: skip
-        _reserve(target)
+        _reserve(target.home)
         if (metadata := _metadata_on(plan, node, target)) is not None:
             _make_metadata(plan, metadata, step)
         if target.image is not None:
             _make_image(plan, target.image, _point(target), step)
+            _reserve(_point(target))
         step(f"make {target.data}")
         os.mkdir(target.data, 0o755)
     except OSError as error:
@@ -278,19 +279,19 @@ def _to_reserve(path: str) -> int:
     return max(1 << 20, min(_RESERVED, _free(path) // 100))
 
 
-def _reserve(target: Target) -> None:
-    """Take the room that records and a journal need when the job has filled the device."""
-    path = f"{target.home}/{_RESERVE}"
+def _reserve(directory: str) -> None:
+    """Take the room that tear-down needs when the job has filled all: for records, a journal, directories to probe."""
+    path = f"{directory}/{_RESERVE}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, _to_reserve(target.home))
+        os.posix_fallocate(descriptor, 0, _to_reserve(directory))
     finally:
         os.close(descriptor)
 
 
-def _give_room(home: str) -> bool:
+def _give_room(directory: str) -> bool:
     """Free what `_reserve` took; whether there was anything. Truncated first: XFS frees what is unlinked later."""
-    path = f"{home}/{_RESERVE}"
+    path = f"{directory}/{_RESERVE}"
     with suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -731,16 +732,18 @@ def set_names(plan: Plan, names: dict[str, Any]) -> None:
     _change(plan, names=names)
 
 
-def set_attempt(plan: Plan, attempt: str) -> None:
-    """Write which stage-out begins into the records of the instance, and make room for its journal.
-
-    Raises NodeError.
-    """
+def make_room(plan: Plan) -> None:
+    """Free what was kept from the job: to start services, to probe and to stage out take some. Raises NodeError."""
     for target in plan.targets:
-        try:
-            _give_room(target.home)
-        except OSError as error:
-            raise NodeError(f"{target.home}/{_RESERVE} cannot be removed: {error}") from None
+        for directory in {target.home, _point(target)}:
+            try:
+                _give_room(directory)
+            except OSError as error:
+                raise NodeError(f"{directory}/{_RESERVE} cannot be removed: {error}") from None
+
+
+def set_attempt(plan: Plan, attempt: str) -> None:
+    """Write which stage-out begins into the records of the instance. Raises NodeError."""
     _change(plan, attempt=attempt)
 
 

@@ -14,6 +14,8 @@ options below:
 - A client that loses a brick ends, and takes its mount along: at once where the brick dies, after `_SILENCE_S` where
   it is silent. It could go on with the other bricks, but then lists directories without the lost one's files and
   reports no error, and a stage-out would prove to be complete what is not.
+- A brick whose device has died lives on. Directories are listed without its files then, and no error is reported
+  either: nothing may be proved before each node has seen that its own devices work.
 """
 
 from __future__ import annotations
@@ -74,6 +76,8 @@ def mount(plan: Plan, node: str, keys: Keys) -> Mount:  # noqa: ARG001
     volume = f"{plan.run_dir}/client.vol"
     argv = (
         "glusterfs", "--no-daemon", f"--volfile={volume}", f"--log-file={log}", f"--log-level={_LOG_LEVEL}",
+        # what df(1) and mount(8) show; it has no other use where no server is asked for the volume file
+        f"--volfile-id=beeond-{plan.job.job_id}",
         "--process-name=fuse", "--acl", "--attribute-timeout=0", "--entry-timeout=0", "--negative-timeout=0",
         # $BEEOND/.meta would show every option to the user, the password too: give it a name that no path can have
         "--xlator-option=meta-autoload.meta-dir-name=/",
@@ -136,6 +140,9 @@ def brick_volume(directory: str, host: str, port: int, keys: Keys) -> str:
             ("max-hardlinks", "0"),  # no limit of its own; the default is 100
             ("ctime", "off"),  # times in an extended attribute of every file serve replicas, which we have not
             ("gfid2path", "off"),  # so does this, for healing
+            # its check writes a file, and ends a brick whose device is only full; we look at devices before a proof
+            ("health-check-interval", "0"),
+            ("reserve", "0"),  # 1 % that only GlusterFS itself may use; what tear-down needs is kept by ourselves
         ]),
         _volume("access", "features/access-control", [], ["posix"]),
         _volume("locks", "features/locks", [], ["access"]),

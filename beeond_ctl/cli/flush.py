@@ -6,6 +6,7 @@ noted down `flushes`'s.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -349,7 +350,8 @@ def _lock(place: Path) -> int | None:
             return None
         return stage.locked(place)
     except OSError as error:
-        raise UserError(f"no journal can be kept in {show(str(place))}: {error.strerror}") from error
+        full = "; remove something there, or leave it to the stage-out" if error.errno == errno.ENOSPC else ""
+        raise UserError(f"no journal can be kept in {show(str(place))}: {error.strerror}{full}") from error
 
 
 class _Note:

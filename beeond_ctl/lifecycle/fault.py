@@ -56,18 +56,18 @@ def _own_servers(here: Here) -> str:
     return ", ".join(told)
 
 
-def _own_devices(here: Here) -> str:
-    """Which of this node's devices takes no data; empty if all do."""
+def own_devices(here: Here) -> str:
+    """Which of this node's devices takes no data; empty if all do. Beside the data: an image can fail by itself."""
     within_s = here.config.deadlines.start / 2
     for target in here.plan.targets if here.serves else ():
-        if wrong := aside.tried(partial(_write, Path(target.home)), within_s=within_s):
+        if wrong := aside.tried(partial(_write, Path(target.data).parent), within_s=within_s):
             return f"{target.home} takes no data ({wrong})"
     return ""
 
 
-def _write(home: Path) -> None:
-    """A byte onto the device. `home` is root's alone. Raises OSError, but not for one that is full: so it answers."""
-    path = home / f".beeond-probe-{secrets.token_hex(8)}"
+def _write(directory: Path) -> None:
+    """A byte onto the device. `directory` is root's alone. Raises OSError, but not for one that is full: it answers."""
+    path = directory / f".beeond-probe-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -141,7 +141,7 @@ def see_that_it_answers(here: Here, team: Team, meeting: str, *, trouble: str, w
     others_s = 4 * deadlines.start + deadlines.silence + _NOTICED_S
     if steps.meet(here, team, meeting, others_s, trouble=trouble, wrong=wrong)["wrong"]:
         try:
-            steps.meet(here, team, "judged", others_s, servers=_own_servers(here), devices=_own_devices(here))
+            steps.meet(here, team, "judged", others_s, servers=_own_servers(here), devices=own_devices(here))
         except PeerError as error:
             if here.node in error.nodes and not error.user_fault:
                 raise NodeError(str(error)) from error

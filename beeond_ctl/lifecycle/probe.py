@@ -123,14 +123,16 @@ def sync(point: Path) -> None:
 def insist(point: Path, deadline_s: float) -> None:
     """`touch` until it succeeds: clients take some seconds to find a server that was started again.
 
-    Raises OSError, that of the last try, when `deadline_s` have passed.
+    Raises OSError, that of the last try, when `deadline_s` have passed; NodeError where that is that all is full.
     """
     deadline = time.monotonic() + deadline_s
     while True:
         try:
             return touch(point)
-        except OSError:
+        except OSError as error:
             if time.monotonic() > deadline - 1:
+                if error.errno == errno.ENOSPC:  # others have filled what was kept for tear-down
+                    raise NodeError(f"{point} is full; make room on the devices of its nodes") from error
                 raise
         time.sleep(0.1)
 

@@ -220,6 +220,7 @@ def _restart(here: Here, team: Team) -> None:
     steps.unmount(here)
     steps.stop(here, keep=True)
     storage.attach(here.plan, deadline_s=here.config.deadlines.start)
+    teardown.make_room(here)
     free = claims.claim_ports(
         here.config.paths.run, here.state.job.job_id, port_blocks(here.config, here.state.job)
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from beeond_ctl import flushes, slurm
 from beeond_ctl.errors import JobGoneError, NodeError, PeerError, RetainedError, UserError, shortened
-from beeond_ctl.lifecycle import proof, steps
+from beeond_ctl.lifecycle import fault, proof, steps
 from beeond_ctl.request import printable
 
 if TYPE_CHECKING:
@@ -94,10 +94,11 @@ class Stage:
             self._prove_together(team)
 
     def _remember(self, team: Team, absent: list[int]) -> None:
-        """Have `recover` know which sources the job never made, if all nodes see that no server is missing."""
+        """Have `recover` know which sources the job never made, if all nodes see that nothing has died."""
         here = self._here
         with suppress(PeerError):
-            told = steps.meet(here, team, "absent", here.config.deadlines.meet, damage=steps.damage(here))
+            damage = steps.damage(here) or fault.own_devices(here)
+            told = steps.meet(here, team, "absent", here.config.deadlines.meet, damage=damage)
             if not told["damage"]:
                 here.state.absent = absent
                 here.save()
@@ -105,10 +106,11 @@ class Stage:
     def _prove_together(self, team: Team) -> None:
         """All nodes see that what was copied was the whole file system, then that it is proved.
 
-        Raises RetainedError when a server or client died meanwhile: it may have taken files out of sight.
+        Raises RetainedError when a server, client or device died meanwhile: it may have taken files out of sight.
         """
         here = self._here
-        told = steps.meet(here, team, "proved", here.config.deadlines.meet, damage=steps.damage(here))
+        damage = steps.damage(here) or fault.own_devices(here)
+        told = steps.meet(here, team, "proved", here.config.deadlines.meet, damage=damage)
         damage = told["damage"]
         if damage:
             raise RetainedError(f"the file system broke while it was copied: {damage}")

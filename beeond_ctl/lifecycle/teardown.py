@@ -264,8 +264,18 @@ def _see_that_it_is_whole(here: Here, team: Team) -> None:
     steps.meet(here, team, "whole", deadline_s)
 
 
+def make_room(here: Here) -> None:
+    """Free what was kept from the job. Raises NodeError, also where the device hangs: before the others give up."""
+    probe.within(
+        here.config.deadlines.start / 2,
+        "the room that was kept for tear-down cannot be freed",
+        lambda: storage.make_room(here.plan),
+    )
+
+
 def revive(here: Here, team: Team) -> None:
     """Start again what died during the job, so that its data can still be staged out. Raises NodeError or PeerError."""
+    make_room(here)
     services = (
         *here.backend.services(here.plan, here.node, here.keys),
         *here.backend.mount(here.plan, here.node, here.keys).helpers,

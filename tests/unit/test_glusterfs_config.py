@@ -39,6 +39,7 @@ def test_all_nodes_have_the_same_client() -> None:
     assert mounts[0] == mounts[1] == mounts[2]
     service = mounts[0].service
     assert service
+    assert "--volfile-id=beeond-42" in service.argv  # df would show glusterfs:(null)
     text = service.files[0].content
     assert text.count("type protocol/client") == 6
     for node in made.nodes:
@@ -53,6 +54,12 @@ def test_nothing_that_runs_forks_or_shows_the_password() -> None:
         assert "--no-daemon" in each.argv
         assert KEYS.authentication not in " ".join((*each.argv, *each.env.values(), each.name, each.log))
         assert all(file.mode == 0o600 for file in each.files)
+
+
+def test_a_brick_whose_device_is_full_goes_on_serving() -> None:
+    text = backend.services(plan(), "n1", KEYS)[0].files[0].content
+    assert 'option health-check-interval "0"' in text
+    assert 'option reserve "0"' in text
 
 
 def test_another_key_makes_another_client() -> None:

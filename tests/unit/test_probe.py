@@ -92,6 +92,13 @@ def test_a_file_system_that_is_gone_is_none_of_the_users_doing(point: Path) -> N
     assert not fail(point, "nothing is mounted").endswith(probe.PERHAPS_THE_USERS)
 
 
+def test_a_file_system_that_stays_full_is_told_so(point: Path) -> None:
+    with pytest.raises(OSError, match="No space"):
+        fill(point)
+    with pytest.raises(NodeError, match="is full; make room"):
+        probe.insist(point, 1)
+
+
 def test_a_device_that_is_full_answers(point: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         fill(point)

@@ -600,6 +600,7 @@ def test_a_device_that_the_job_has_filled_is_staged_out_kept_and_wiped_as_any(
         storage.prepare(made, "n1")
         fill(Path(made.targets[0].data))
         if staged:
+            storage.make_room(made)
             storage.set_attempt(made, "a1")
             Path(made.targets[0].home, "journal").write_bytes(bytes(1 << 20))
             storage.set_phase(made, "retained")
@@ -607,6 +608,25 @@ def test_a_device_that_the_job_has_filled_is_staged_out_kept_and_wiped_as_any(
             assert [record.attempt for record in storage.read_records(made.config)] == ["a2", "a2"]
         storage.wipe(made, "delete", deadline_s=60)
         assert left(base) == []
+
+
+@pytest.mark.parametrize("kind", ["image", "device"])
+def test_a_file_system_that_the_job_has_filled_has_room_to_be_probed(base: Path, kind: str) -> None:
+    made = plan(base, kind, site_capacity="320MiB")
+    storage.prepare(made, "n1")
+    data = Path(made.targets[1].data)
+    fill(data)
+    with suppress(OSError):
+        for number in range(100):  # there may be inodes left
+            (data / f"before{number}").mkdir()
+    assert not (data / "before99").exists()
+    storage.make_room(made)
+    storage.make_room(made)
+    for number in range(100):
+        (data / f"after{number}").mkdir()
+    storage.detach(made, deadline_s=60)
+    storage.wipe(made, "delete", deadline_s=60)
+    assert left(base) == []
 
 
 @pytest.mark.parametrize("kind", ["directory", "image", "device"])
