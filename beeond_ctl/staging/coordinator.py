@@ -51,7 +51,7 @@ _MOST_LOOKED: Final = 64 << 20
 """Bytes that are kept for a scanner that does not listen."""
 _SYNC_EVERY_S: Final = 5.0
 _PHASES: Final = (
-    *("copy", "crowded", "link", "clean", "finish", "locked"),
+    *("copy", "crowded", "link", "clean", "gone", "finish", "locked"),
     *("delete", "finish again", "locked again", "unmark", "end"),  # what is deleted changes its directory
 )
 _STRENGTHS: Final = ("read_back", "durable", "live")
@@ -161,7 +161,7 @@ class Coordinator:
             "links": [], "dirs": [], "locked": [], "delete": [],
             "crowded": [],  # entries for which there was no room, and then files in pieces
             "alone": [],
-            "clean": [],  # where runs that did not end in order have written; some may have gone from the source
+            "gone": [],  # where runs that did not end in order have written, as the source may have it no more
         }  # fmt: skip
         self._upcoming: Iterator[_Work] = iter(())
         self._looked: deque[tuple[str, str]] | None = None
@@ -185,8 +185,8 @@ class Coordinator:
         self._ended_s: float | None = None
         self._synced_s = 0.0
         self._clean = False
-        self._on_record = ""
-        """The directories that the journal had last, before anything was written in them."""
+        self._on_record: set[bytes] = set()
+        """Fingerprints of the lines of directories that the journal has, before anything is written in them."""
         self._deletes = False
         self.listed: dict[str, int | str] = {}  # how much of the source was taken from its list
         self._journal: Journal | None = begun.journal
@@ -216,11 +216,13 @@ class Coordinator:
                 self._run += 1
                 self._clean = True  # until it turns out that the run has ended in order
             elif kind == "dirs":
-                self._put_aside("clean", _how_many(text), text.decode("ascii"), "")
+                self._on_record.add(xxhash.xxh3_128_digest(text))
+                self._put_aside("gone", 0, text.decode("ascii"), "")
             elif kind == "closed":
                 self._clean, self._root_mode = False, None
-                self._later["clean"].clear()
-            elif kind == "root" and text:
+                self._later["gone"].clear()
+                self._on_record.clear()
+            elif kind == "mode":
                 self._root_mode = int(text, 8)
             elif kind == "root":
                 self._root_made = True
@@ -238,13 +240,14 @@ class Coordinator:
         if not usable:
             journal.restart()
             journal.append(("header", wire.dumps(stated)))
-            journal.append(*(("dirs", dirs) for dirs, _, _ in self._set_aside("clean")))
             if self._root_made:
                 journal.append(("root", ""))
             if self._root_mode is not None:
-                journal.append(("root", f"{self._root_mode:o}"))
-        elif any(header[key] and not stated[key] for key in _STRENGTHS):
-            weaker = {key: header[key] and stated[key] for key in _STRENGTHS}
+                journal.append(("mode", f"{self._root_mode:o}"))
+            for dirs, _, _ in self._set_aside("gone"):
+                journal.append(("dirs", dirs))
+        elif any(header.get(key) and not stated[key] for key in _STRENGTHS):
+            weaker = {key: bool(header.get(key) and stated[key]) for key in _STRENGTHS}
             journal.append(("header", wire.dumps({**stated, **weaker})))
         known = journal.length if usable else 0
         journal.append(("run", boot))
@@ -308,7 +311,9 @@ class Coordinator:
                 self._synced_s = 0.0  # this one is synced
                 if fields[1]:
                     self._root_mode = int(fields[1], 8) & 0o7777
-                self._record(("root", fields[1] and f"{self._root_mode:o}"))
+                    self._record(("mode", f"{self._root_mode:o}"))
+                else:
+                    self._record(("root", ""))
             elif kind == "ready":
                 self._setup = fields[1]
             elif kind == "missing":
@@ -329,7 +334,7 @@ class Coordinator:
                 self._tally.entries_total += 1
                 have, self._have = self._have, (bytearray(), bytearray())
                 self._add_big(int(fields[1]), int(fields[2]), fields[3], fields[4], have=have)
-            elif kind in ("links", "dirs", "locked", "delete", "clean"):
+            elif kind in ("links", "dirs", "locked", "delete", "gone"):
                 self._tally.entries_total += int(fields[1]) if kind == "links" else 0
                 self._put_aside(kind, int(fields[1]), fields[3], fields[4])
             elif kind == "look":
@@ -504,8 +509,8 @@ class Coordinator:
                 self._copying[work.dirs] += 1
             if work.big:
                 work.big.running += 1
-            if work.dirs != self._on_record and work.dirs:
-                self._on_record = work.dirs
+            if work.dirs and (mark := xxhash.xxh3_128_digest(work.dirs.encode())) not in self._on_record:
+                self._on_record.add(mark)
                 self._record(("dirs", work.dirs))  # before a temporary name may be there
             self._lock.notify_all()
             return {
@@ -580,7 +585,9 @@ class Coordinator:
                 yield _Work(0, "link", (dirs, payload), count, dirs)
         elif phase == "clean" and self._clean and self._setup:
             yield _Work(0, "clean", (wire.dumps([""]),), 1)
-            yield from self._directories("clean", "dirs", "locked", "clean")
+            yield from self._directories("clean", "dirs", "locked")
+        elif phase == "gone" and self._clean and self._setup:
+            yield from self._directories("gone", "gone")
         elif phase == "delete" and "delete" in self.job.flags and self._scan_ok and not self._tally.failed:
             self._deletes = True
             for dirs, seen, count in self._set_aside("delete"):
@@ -633,7 +640,7 @@ class Coordinator:
         self._clean = self._clean or (work.kind == "unmark" and bool(failures))
         for cause, side, name, text in failures:
             self._failed(cause, side, [f"{name}: {text}" if cause == "other" else name], 1)
-        for kind, names in answer.notes.items():
+        for kind, names in answer.notes.items() if not _PHASES[self._phase].endswith("again") else ():
             tally.notes[kind] = tally.notes.get(kind, Fold()).add(len(names), names[:EXAMPLES])
         counted = answer.copied + answer.skipped + len(answer.failures) - answer.uncounted
         counted += len(answer.grown) if work.kind in ("copy", "apart") else 0
@@ -761,6 +768,8 @@ class Coordinator:
         self._give_back(work)
         if work.kind == "look":
             self._hand_in_look(work, "null")
+            return
+        if work.kind == "gone":  # nothing that is copied hangs on it
             return
         self._clean = True
         if work.big:
@@ -978,12 +987,6 @@ class _Answer:
         return bool(self.failures) and all(
             cause in NO_ROOM and side == "destination" for cause, side, _, _ in self.failures
         )
-
-
-def _how_many(dirs: bytes) -> int:
-    """Directories in a journal's record; 0 if it is none. Raises ProtocolError."""
-    found = wire.loads(dirs)
-    return len(found) if isinstance(found, list) else 0
 
 
 def _count(value: object) -> int:

@@ -1190,37 +1190,34 @@ class Copier:
         return wanted, found == {(inode, is_mounted)} and len(wanted) >= count
 
     def clean(self, dirs: list[str], result: _Result) -> None:
-        """Remove what runs of this transfer that were killed have left, also where the source has no directory more."""
-        prefix = tuple(f"{child.PREFIX}{token}." for token in (self.token, *self.setup["tokens"]))
+        """Remove what runs of this transfer that were killed have left."""
         for path in dirs:
             try:
-                if path and not (self._opens(self.source, path) or self._is_at_target(path)):
-                    result.skipped += 1
-                    continue
-                directory = self.target.open(path).fd
-                for name in os.listdir(directory):
-                    if name.startswith(prefix) and name != self.setup["marker"]:
-                        with contextlib.suppress(FileNotFoundError):  # the root is handed out twice
-                            os.unlink(name, dir_fd=directory)
+                if path in ("", ".") or self._opens(self.source, path):  # else it must not be made for that
+                    self._clean_in(self.target.open(path).fd)
                 result.skipped += 1
             except (OSError, StagingError) as error:
                 result.fail("destination", error, path)
 
-    def _is_at_target(self, path: str) -> bool:
-        """Whether the destination has the directory, which must not be made to find that out. Raises OSError,
-        StagingError."""
-        at = ""
-        for name in path.split("/"):
-            if name in ("", ".", ".."):  # a flush's journal may say anything
-                return False
-            try:
-                info = os.stat(name, dir_fd=self.target.open(at).fd, follow_symlinks=False)
-            except FileNotFoundError:
-                return False
-            if not stat.S_ISDIR(info.st_mode):
-                return False
-            at = _join(at, name)
-        return True
+    def gone(self, dirs: list[str]) -> None:
+        """The same in directories that the source may have no more. What cannot be looked into stays as it is."""
+        there = Tree(self.setup["destination"], make=False)
+        try:
+            for path in dirs:
+                # `..` would lead elsewhere: a flush's journal may say anything
+                if {"", ".", ".."}.isdisjoint(path.split("/")) and not self._opens(self.source, path):
+                    with contextlib.suppress(OSError, StagingError):
+                        self._clean_in(there.open(path).fd)
+                there.trim()
+        finally:
+            there.close()
+
+    def _clean_in(self, directory: int) -> None:
+        prefix = tuple(f"{child.PREFIX}{token}." for token in (self.token, *self.setup["tokens"]))
+        for name in os.listdir(directory):
+            if name.startswith(prefix) and name != self.setup["marker"]:
+                with contextlib.suppress(FileNotFoundError):  # the root is handed out twice
+                    os.unlink(name, dir_fd=directory)
 
     def finish(self, dirs: list[str], result: _Result) -> None:
         """Give directories the metadata of their sources, children first, and sync them."""
@@ -1273,7 +1270,7 @@ class Copier:
     def unmark(self, result: _Result) -> None:
         """Remove the name by which other nodes know the destination, whose own metadata have been set before, and give
         a destination that was there the mode that it had."""
-        root, marker, mode = self.target.root, self.setup["marker"], self.setup["root_mode"]
+        root, marker, mode = self.target.root, self.setup["marker"], self.setup.get("root_mode")
         try:
             if marker:
                 self.target.unlock()
@@ -1431,6 +1428,8 @@ def _answer(copier: Copier, fields: list[str]) -> str:
         copier.delete(wire.loads(fields[2]), wire.loads(fields[3]), result)
     elif kind == "clean":
         copier.clean(wire.loads(fields[2]), result)
+    elif kind == "gone":
+        copier.gone(wire.loads(fields[2]))
     elif kind == "finish":
         copier.finish(wire.loads(fields[2]), result)
     elif kind == "unmark":

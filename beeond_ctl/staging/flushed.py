@@ -36,7 +36,8 @@ attribute-timeout; BeeGFS's tuneDirSubentryCacheValidityMS)."""
 
 class Flushed:
     """What flushes of a transfer have done: fingerprints of what they have proved, tokens of those that did not end in
-    order and directories that these have written in, and whether one of them made the root of the destination."""
+    order, with the directories that these have written in and the mode that the destination's root had before them, and
+    whether one of them made it."""
 
     def __init__(
         self,
@@ -45,15 +46,17 @@ class Flushed:
         dirs: list[list[str]] | None = None,
         *,
         root_made: bool = False,
+        root_mode: int | None = None,
     ) -> None:
-        self.marks, self.tokens, self.dirs, self.root_made = marks, tokens, dirs or [], root_made
+        self.marks, self.tokens, self.dirs = marks, tokens, dirs or []
+        self.root_made, self.root_mode = root_made, root_mode
 
 
 def known(directory: str, whole: dict[str, Any]) -> Flushed:
     """What the journals in `directory` tell of the transfer with the header `whole`. The rest proves nothing."""
-    found, tokens, dirs, root_made = array("Q"), [], [], False
+    found, tokens, dirs, root_made, root_mode = array("Q"), [], [], False, None
     for fd in _journals(directory):
-        token, written = "", []
+        token, written, mode = "", [], None
         try:
             for kind, text in records(fd):
                 if kind == "header":
@@ -68,17 +71,21 @@ def known(directory: str, whole: dict[str, Any]) -> Flushed:
                 elif kind == "dirs":
                     written.append([str(path) for path in wire.loads(text)])
                 elif kind == "root":
-                    root_made = root_made or not text
+                    root_made = True
+                elif kind == "mode":
+                    mode = int(text, 8) & 0o7777
                 elif kind == "closed":
                     tokens.remove(token)
                     written.clear()
+                    mode = None
         except (OSError, wire.ProtocolError, ValueError, TypeError, KeyError, AttributeError):
             continue  # what was read until there counts
         finally:
             os.close(fd)
             dirs += written
+            root_mode = root_mode if mode is None else mode
     tokens = sorted({token for token in tokens if re.fullmatch("[0-9a-f]{8}", token)})
-    return Flushed(found, tokens, dirs, root_made=root_made)
+    return Flushed(found, tokens, dirs, root_made=root_made, root_mode=root_mode)
 
 
 def _journals(directory: str) -> Iterator[int]:

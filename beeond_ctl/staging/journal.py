@@ -8,7 +8,8 @@ Whatever byte it is cut off at, all whole records before count, and the next run
     proof   what a copier proved (see `copier`)
     piece   one piece of a big file that was proved, and the temporary name it is under
     dirs    directories in which something is about to be written, under temporary names
-    root    the root of the destination was not there before this transfer, or the mode that it had before
+    root    the root of the destination was not there before this transfer
+    mode    what the root of the destination had before it was opened up
     done    the whole transfer was proved
     closed  the run has left no temporary names; without it, the next run looks for them
 

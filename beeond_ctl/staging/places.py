@@ -36,9 +36,9 @@ def blocked(path: str) -> str:
 
     A link that leads nowhere, or a file where a directory should be, was put there by somebody who meant something.
     """
-    while not os.path.lexists(path):
+    while path and not os.path.lexists(path):
         path = os.path.dirname(path)
-    if os.path.isdir(path):
+    if not path or os.path.isdir(path):
         return ""
     name = os.path.basename(path)
     if os.path.exists(path):

@@ -229,6 +229,7 @@ def _flushed(config: dict[str, Any]) -> Flushed:
     if not config["alone"]:
         found.tokens.clear()  # they may still run
         found.dirs.clear()
+        found.root_mode = None
     return found
 
 
@@ -853,13 +854,22 @@ def _make(destination: str) -> bool:
     return True
 
 
-def _root_mode(known: int | None, target: os.stat_result) -> int | None:
-    """The mode that a destination of ours is to have again, if it has to be opened up; that is on record before."""
+def _root_mode(on_record: int | None, flushes: int | None, target: os.stat_result) -> int | None:
+    """The mode that a destination of ours is to have again, if it has to be opened up; that is on record before.
+
+    It counts what earlier runs, or `flushes`, have opened up, if nobody has given it another mode since.
+    """
     mode = stat.S_IMODE(target.st_mode)
-    if known is None and target.st_uid == os.geteuid() and mode & 0o700 != 0o700:
-        _on_record(f"{mode:o}")
-        return mode
-    return known
+    for had in (on_record, flushes):
+        if had is not None and mode == had | 0o700:
+            break
+    else:
+        if target.st_uid != os.geteuid() or mode & 0o700 == 0o700:
+            return None
+        had = mode
+    if had != on_record:
+        _on_record(f"{had:o}")
+    return had
 
 
 def _on_record(mode: str) -> None:
@@ -956,7 +966,9 @@ def _main() -> None:
         tree = Tree(source, make=False)
         side = "destination"
         target = os.stat(destination)
-        root_mode = None if made or config["root_made"] else _root_mode(config["root_mode"], target)
+        root_mode = None
+        if not (made or config["root_made"] or flushed.root_made):
+            root_mode = _root_mode(config["root_mode"], flushed.root_mode, target)
     except OSError as error:
         _say("refused", wire.dumps([side, cause_of(error), text_of(error)]))
         return
@@ -1007,7 +1019,7 @@ def _main() -> None:
     if flushed.tokens:
         _say("dirty")
     for dirs in flushed.dirs:
-        _say("clean", str(len(dirs)), "0", wire.dumps(dirs), "")
+        _say("gone", "0", "0", wire.dumps(dirs), "")
     unlisted = _use_list(scan, config["list"]) if config["list"] else ""
     scan.source, scan.destination = source, destination
     if single is None:

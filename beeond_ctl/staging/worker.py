@@ -36,6 +36,7 @@ KINDS = frozenset(
         "link",
         "delete",
         "clean",
+        "gone",
         "finish",
         "unmark",
     }

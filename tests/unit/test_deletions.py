@@ -360,6 +360,19 @@ def test_nothing_is_deleted_before_every_directory_is_finished(area: Path, foldi
     assert "old" in names(area / "target")
 
 
+@pytest.mark.root
+def test_what_is_noted_of_a_directory_is_noted_once(area: Path) -> None:
+    fill(area / "source", "theirs/f")
+    fill(area / "target", "theirs/old", "old")
+    subprocess.run(["chown", "-R", f"{USER.uid}:{USER.gid}", area / "source", area / "target"], check=True)
+    os.chown(area / "target/theirs", 0, 0)
+    (area / "target/theirs").chmod(0o777)
+    (area / "journal").mkdir(mode=0o700)
+    summary = stage(deleting(area / "source", area / "target"), area, user=USER)
+    assert summary.proved, summary.problems()
+    assert summary.notes["foreign"].count == 1
+
+
 def test_a_directory_has_its_metadata_again_when_something_was_deleted_in_it(area: Path) -> None:
     for number, mode in enumerate((0o755, 0o500, 0o555)):
         fill(area / "source", f"d{number}/sub/f")

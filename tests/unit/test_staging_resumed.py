@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl.staging.job import Identity, Job
+from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
 from tests.faults import trees
 from tests.unit.copying import coordinator, next_work
@@ -158,6 +159,54 @@ def test_it_goes_although_the_run_after_it_began_anew_and_was_killed_too(area: P
     assert not (area / "target/gone/f").exists()
 
 
+@pytest.mark.root
+def test_what_cannot_be_looked_into_any_more_keeps_nothing_from_being_proved(area: Path) -> None:
+    left = killed_in(area, "gone")
+    shutil.rmtree(area / "source/gone")
+    left.parent.chmod(0o700)  # root's, as another user's
+    write(area / "source/kept", "x")
+    give(area, "source")
+    os.chown(area / "target", USER.uid, USER.gid)
+    assert stage(area, user=USER, durable=True).proved
+    assert left.exists()
+
+
+@pytest.mark.parametrize("text", ["not-json", '"abc"', '{"a":1}', "[1]", "[[[]]]"])
+def test_a_record_that_is_none_is_passed_over(area: Path, text: str) -> None:
+    killed_in(area, "gone")
+    (path,) = (area / "journal").glob("*.journal")
+    journal = Journal(path)
+    list(journal.read())
+    journal.append(("dirs", text))
+    journal.close()
+    assert stage(area, durable=True).proved
+
+
+def test_directories_are_on_record_once_for_each_batch_of_them(area: Path) -> None:
+    for name in ("a", "b"):
+        (area / "source" / name).mkdir(parents=True)
+        for number in range(6000):
+            (area / "source" / name / f"f{number}").touch()
+    transfer = coordinator(area, "n1")
+    while "work" in transfer.take("n1") or not transfer.progress().scanned:
+        transfer.wait(0.05)
+    transfer.cancel("test")
+    transfer.close()
+    (path,) = (area / "journal").glob("*.journal")
+    journal = Journal(path)
+    dirs = [text for kind, text in journal.read() if kind == "dirs"]
+    journal.close()
+    assert len(dirs) == len(set(dirs)) > 0
+
+
+def test_a_directory_that_only_the_destination_has_keeps_its_mode(area: Path) -> None:
+    left = killed_in(area, "gone")
+    shutil.rmtree(area / "source/gone")
+    left.parent.chmod(0o555)
+    assert stage(area, durable=True).proved
+    assert mode(left.parent) == 0o555
+
+
 def test_what_was_never_there_is_not_made_to_be_cleaned(area: Path) -> None:
     left = killed_in(area, "gone", "other")
     shutil.rmtree(area / "source/gone")
@@ -190,8 +239,9 @@ def test_what_a_killed_flush_left_goes_with_its_directory_gone(area: Path) -> No
 # --- the destination's own mode ---------------------------------------------------------------------------
 
 
-def give(area: Path) -> None:
-    subprocess.run(["chown", "-R", f"{USER.uid}:{USER.gid}", area / "source", area / "target"], check=True)
+def give(area: Path, *which: str) -> None:
+    places = [area / name for name in which or ("source", "target")]
+    subprocess.run(["chown", "-R", f"{USER.uid}:{USER.gid}", *places], check=True)
 
 
 @pytest.mark.root
@@ -221,6 +271,51 @@ def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Pat
     (area / "target").chmod(0o750)
     assert stage(area, user=USER).proved
     assert mode(area / "target") == 0o750
+
+
+@pytest.mark.root
+def test_a_mode_that_somebody_has_given_it_since_stays(area: Path) -> None:
+    write(area / "source/f", "x")
+    (area / "target").mkdir()
+    give(area)
+    (area / "target").chmod(0o500)
+    transfer = coordinator(area, "n1", user=USER)
+    next_work(transfer, "n1")
+    transfer.cancel("test")
+    transfer.close()
+    (area / "target").chmod(0o2770)
+    assert stage(area, user=USER).proved
+    assert mode(area / "target") == 0o2770
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("made", [False, True])
+def test_the_stage_out_gives_it_the_mode_that_a_killed_flush_took(area: Path, made: bool) -> None:
+    flushes = area / ".beeond-flush"
+    (flushes / "1").mkdir(parents=True)
+    write(area / "source/d/f", "x")
+    if made:
+        (area / "source").chmod(0o555)
+    else:
+        (area / "target").mkdir()
+    for path in (flushes, area / "source", *([] if made else [area / "target"])):
+        subprocess.run(["chown", "-R", f"{USER.uid}:{USER.gid}", path], check=True)
+    if not made:
+        (area / "target").chmod(0o555)
+    area.chmod(0o777)
+    part = Job(
+        bytes(area / "source"), bytes(area / "target"), (), True, flushes=bytes(flushes), live=True, only=b"d"
+    )
+    assert copy_local(part, USER, journal_dir=flushes / "1", workers=1).proved
+    (journal,) = flushes.rglob("*.journal")
+    os.chown(journal, USER.uid, USER.gid)
+    if made:
+        (area / "source").chmod(0o755)
+    else:  # as if it had been killed: no record that it ended in order, and still opened up
+        os.truncate(journal, journal.stat().st_size - 7)
+        (area / "target").chmod(0o755)
+    assert stage(area, user=USER, flushes=bytes(flushes), alone=True).proved
+    assert mode(area / "target") == (0o755 if made else 0o555)
 
 
 def test_a_destination_that_was_made_has_the_sources_mode_although_the_next_run_began_anew(

@@ -288,10 +288,13 @@ def test_rates_are_shown_for_each_node(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.fixture(scope="module")
-def old_areas() -> Iterator[list[Path]]:
+def old_areas(request: pytest.FixtureRequest) -> Iterator[list[Path]]:
     """One for each test that takes one, on a disk, with files in `inst/out` that nobody has written to for a while."""
     with tempfile.TemporaryDirectory(prefix="beeond-test-", dir="/var/tmp") as base:
-        areas = [Path(base) / str(number) for number in range(16)]
+        takers = [item for item in request.session.items if "area" in getattr(item, "fixturenames", ())]
+        areas = [
+            Path(base) / str(number) for number in range(sum(item.path == request.path for item in takers))
+        ]
         for area in areas:
             make(area / "inst/out", files=60)
         until_old(areas[-1] / "inst/out/d19/f59")
