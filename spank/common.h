@@ -44,6 +44,15 @@ const struct beeond_asked *beeond_options_asked(void);
 void beeond_options_forget(void);
 void beeond_options_drop_inherited(spank_t sp);
 
+enum beeond_step_asks {
+	BEEOND_NOTHING,      /* but what its job was given */
+	BEEOND_PERHAPS_MORE, /* Slurm does not say what the job was given */
+	BEEOND_MORE,         /* what its job was certainly not given */
+};
+
+/* What a step asks for; `option` names the one that it may be more by. */
+enum beeond_step_asks beeond_options_in_step(const char **option);
+
 /* --- child.c: one run of the controller ------------------------------------------------------------------- */
 
 enum beeond_outcome {

@@ -47,6 +47,7 @@ _Static_assert(sizeof(inherited) / sizeof(inherited[0]) == OPTIONS, "one variabl
 
 static struct beeond_asked asked;
 static bool in_step; /* srun within a job, whose options are in the environment */
+static bool beeond_differs; /* the last --beeond with a value is not what was inherited */
 
 int beeond_options_register(spank_t sp, bool step)
 {
@@ -69,6 +70,7 @@ void beeond_options_forget(void)
 {
 	free(asked.pairs);
 	asked = (struct beeond_asked){ 0 };
+	beeond_differs = false;
 }
 
 static bool is_asked(const char *pair, size_t len)
@@ -109,8 +111,13 @@ static int collect(int val, const char *optarg, int remote)
 	 * in a submission, those of the component before this one of a heterogeneous job. In slurmstepd, the last value
 	 * of each option is all that arrives: that it was used is all there is to know.
 	 */
-	if (!remote && is_inherited(val, value))
+	if (!remote && is_inherited(val, value)) {
+		if (val == OPT_BEEOND)
+			beeond_differs = false;
 		return 0;
+	}
+	if (val == OPT_BEEOND && *value != '\0')
+		beeond_differs = true;
 	if (len > ASKED_MAX - asked.len) {
 		slurm_error("beeond: --%s: the request is too long; name directories instead of single files", name);
 		return -1;
@@ -130,6 +137,41 @@ static int collect(int val, const char *optarg, int remote)
 	if (val == OPT_BEEOND || !is_asked(pairs + asked.len, len))
 		asked.len += len;
 	return 0;
+}
+
+/* The script may be run with and without sbatch: to want just what the job has, by --beeond alone, is no mistake. */
+static bool asks_by(size_t option)
+{
+	const char *name, *value, *end = asked.pairs + asked.len;
+
+	for (name = asked.pairs; name < end; name = value + strlen(value) + 1) {
+		value = name + strlen(name) + 1;
+		if (strcmp(name, options[option].name) == 0 && (option != OPT_BEEOND || *value != '\0'))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Slurm says the last value alone of each option of the job; none at all in a job that srun began, and in a heterogeneous
+ * one those of another component.
+ */
+enum beeond_step_asks beeond_options_in_step(const char **option)
+{
+	bool told = false, het = getenv("SLURM_HET_SIZE") != NULL;
+	enum beeond_step_asks asks = BEEOND_NOTHING;
+
+	for (size_t i = 0; i < OPTIONS; i++)
+		told = told || getenv(inherited[i]) != NULL;
+	for (size_t i = 0; i < OPTIONS; i++) {
+		if (!asks_by(i))
+			continue;
+		*option = options[i].name;
+		asks = BEEOND_PERHAPS_MORE;
+		if (told && !het && (i == OPT_BEEOND ? getenv(inherited[i]) && beeond_differs : !getenv(inherited[i])))
+			return BEEOND_MORE;
+	}
+	return asks;
 }
 
 /* A job submitted from within a job would get a request that was not made for it, and copy its files. */

@@ -51,25 +51,27 @@ static bool job_has_instance(void)
 	return getenv("SLURM_SPANK_" BEEOND_REQUEST) != NULL;
 }
 
-static int start_step(const struct beeond_asked *asked)
+static int start_step(void)
 {
-	const char *name, *value, *end = asked->pairs + asked->len;
+	const char *option;
 
 	if (!job_has_instance()) {
 		slurm_error("beeond: this job has no instance, and a step cannot get one; give --beeond to sbatch, "
 			    "salloc, or an srun outside of a job");
 		return -1;
 	}
-	for (name = asked->pairs; name < end; name = value + strlen(value) + 1) {
-		value = name + strlen(name) + 1;
-		/* The script may be run with and without sbatch: to want just what the job has is no mistake. */
-		if (*value == '\0' && strcmp(name, "beeond") == 0)
-			continue;
+	switch (beeond_options_in_step(&option)) {
+	case BEEOND_MORE:
 		slurm_error("beeond: --%s: this job has its instance already, and a step cannot change it; leave the "
-			    "option out, or give it to sbatch, salloc, or an srun outside of a job", name);
+			    "option out, or give it to sbatch, salloc, or an srun outside of a job", option);
 		return -1;
+	case BEEOND_PERHAPS_MORE:
+		slurm_info("beeond: --%s: this job has its instance already, and the options of a step change nothing "
+			   "in it", option);
+		return 0;
+	default:
+		return 0;
 	}
-	return 0;
 }
 
 int beeond_submit_post_opt(spank_t sp, int ac, char **av, bool submission)
@@ -89,7 +91,7 @@ int beeond_submit_post_opt(spank_t sp, int ac, char **av, bool submission)
 		args = beeond_args_parse(ac, av);
 		rv = args.bad == NULL ? submit(sp, &args, asked) : refuse_bad_argument(args.bad);
 	} else {
-		rv = start_step(asked);
+		rv = start_step();
 	}
 	/* Called once for each component of a heterogeneous job, with that component's options. */
 	beeond_options_forget();

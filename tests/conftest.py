@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from tests.testbed import Cluster
 
 pytest.register_assert_rewrite("tests.integration.job_faults")
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in the background of a script: programs would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SLURM = os.environ.get("SLURM_HOME", "")
 _NEEDS = {

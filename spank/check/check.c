@@ -87,15 +87,30 @@ spank_context_t spank_context(void)
 	return slurm.context;
 }
 
-void slurm_error(const char *format, ...)
+__attribute__((format(printf, 1, 0))) static void say(const char *format, va_list ap)
 {
 	size_t len = strlen(slurm.messages);
+
+	(void)vsnprintf(slurm.messages + len, sizeof(slurm.messages) - len, format, ap);
+	(void)strncat(slurm.messages, "\n", sizeof(slurm.messages) - strlen(slurm.messages) - 1);
+}
+
+void slurm_error(const char *format, ...)
+{
 	va_list ap;
 
 	va_start(ap, format);
-	(void)vsnprintf(slurm.messages + len, sizeof(slurm.messages) - len, format, ap);
+	say(format, ap);
 	va_end(ap);
-	(void)strncat(slurm.messages, "\n", sizeof(slurm.messages) - strlen(slurm.messages) - 1);
+}
+
+void slurm_info(const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	say(format, ap);
+	va_end(ap);
 }
 
 spank_err_t spank_option_register(spank_t sp, struct spank_option *opt)
@@ -442,6 +457,41 @@ static void check_without_stdio(void)
 
 /* --- steps ------------------------------------------------------------------------------------------------ */
 
+static void check_srun_in_job_whose_options_are_told(void)
+{
+	static const char beeond[] = "SLURM_SPANK__SLURM_SPANK_OPTION_beeond_beeond";
+	static const char stage_in[] = "SLURM_SPANK__SLURM_SPANK_OPTION_beeond_beeond_stage_in";
+
+	CHECK(setenv("SLURM_SPANK_BEEOND_REQUEST", "x", 1) == 0);
+	CHECK(setenv(beeond, "capacity=1TiB", 1) == 0);
+	enter(S_CTX_LOCAL);
+	CHECK(type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
+	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
+	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "") == 0 && post_opt() == 0);
+	CHECK(slurm.messages[0] == '\0');
+	CHECK(type("beeond", "meta=1") == 0 && type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
+	CHECK(said("--beeond: this job has its instance already, and the options of a step change nothing"));
+	CHECK(type("beeond", "capacity=2TiB") == 0 && type("beeond", "") == 0 && post_opt() < 0);
+	slurm.messages[0] = '\0';
+	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "capacity=2TiB") == 0 && post_opt() < 0);
+	CHECK(said("--beeond: this job has its instance already, and a step cannot change it"));
+	CHECK(type("beeond-stage-in", "/a:b") == 0 && post_opt() < 0 && said("--beeond-stage-in: this job"));
+	/* The job may have other transfers than the last, which is all that Slurm tells. */
+	CHECK(setenv(stage_in, "/c:d", 1) == 0);
+	slurm.messages[0] = '\0';
+	CHECK(type("beeond-stage-in", "/c:d") == 0 && post_opt() == 0 && slurm.messages[0] == '\0');
+	CHECK(type("beeond-stage-in", "/a:b") == 0 && type("beeond-stage-in", "/c:d") == 0 && post_opt() == 0);
+	CHECK(said("--beeond-stage-in: this job has its instance already, and the options of a step change nothing"));
+	CHECK(type("beeond-stage-in", "/a:b") == 0 && type("beeond-stage-out", "a:/b") == 0 && post_opt() < 0);
+	CHECK(said("--beeond-stage-out: this job has its instance already, and a step cannot change it"));
+	/* What it tells of a heterogeneous job is of one component. */
+	CHECK(setenv("SLURM_HET_SIZE", "2", 1) == 0);
+	CHECK(type("beeond", "capacity=2TiB") == 0 && type("beeond-stage-out", "a:/b") == 0 && post_opt() == 0);
+	CHECK(unsetenv("SLURM_HET_SIZE") == 0 && unsetenv(beeond) == 0 && unsetenv(stage_in) == 0);
+	CHECK(unsetenv("SLURM_SPANK_BEEOND_REQUEST") == 0);
+	leave();
+}
+
 static void check_srun_in_job(void)
 {
 	controller_does("echo called");
@@ -457,17 +507,13 @@ static void check_srun_in_job(void)
 	CHECK(unsetenv("BEEOND_JOB_ID") == 0);
 	CHECK(setenv("SLURM_SPANK_BEEOND_REQUEST", "x", 1) == 0); /* by salloc */
 	CHECK(type("beeond", "") == 0 && post_opt() == 0 && slurm.request == NULL);
-	/* What the step adds would come to nothing; what it repeats of the job's options, the job has. */
-	CHECK(type("beeond", "") == 0 && type("beeond-stage-in", "/a:b") == 0 && post_opt() < 0);
-	CHECK(said("--beeond-stage-in: this job has its instance already") && slurm.request == NULL);
-	CHECK(type("beeond", "foo=1") == 0 && post_opt() < 0 && type("beeond-stage-out", "") == 0 && post_opt() < 0);
-	CHECK(setenv("SLURM_SPANK__SLURM_SPANK_OPTION_beeond_beeond", "capacity=1TiB", 1) == 0);
-	CHECK(type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
-	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "capacity=1TiB") == 0 && post_opt() == 0);
-	CHECK(type("beeond", "capacity=1TiB") == 0 && type("beeond", "capacity=2TiB") == 0 && post_opt() < 0);
-	CHECK(unsetenv("SLURM_SPANK__SLURM_SPANK_OPTION_beeond_beeond") == 0);
-	CHECK(unsetenv("SLURM_SPANK_BEEOND_REQUEST") == 0);
+	/* Nothing says what the job was given. */
+	CHECK(type("beeond", "") == 0 && type("beeond-stage-in", "/a:b") == 0 && post_opt() == 0);
+	CHECK(said("--beeond-stage-in: this job has its instance already, and the options of a step change nothing"));
+	CHECK(type("beeond", "foo=1") == 0 && post_opt() == 0 && said("--beeond: this job has its instance already"));
 	leave();
+	CHECK(unsetenv("SLURM_SPANK_BEEOND_REQUEST") == 0);
+	check_srun_in_job_whose_options_are_told();
 	CHECK(unsetenv("SLURM_JOB_ID") == 0);
 	enter(S_CTX_LOCAL);
 	CHECK(type("beeond", "") == 0 && post_opt() == 0 && strcmp(slurm.request, "called") == 0);

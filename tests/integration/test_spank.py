@@ -186,8 +186,17 @@ def test_what_is_malformed_is_refused_naming_it(cluster: Cluster, option: str, n
 
 
 def test_a_request_that_is_too_long_is_refused(cluster: Cluster) -> None:
-    option = f"--beeond-stage-in=/{'x' * 100 * 1024}:in"
-    assert "64KiB are possible" in refusal(cluster, "sbatch", option, "--wrap=true")
+    assert "64KiB are possible" in refusal(cluster, "sbatch", *long_options(20), "--wrap=true")
+
+
+def test_a_long_request_arrives(cluster: Cluster) -> None:
+    jobid = sbatch(cluster, *long_options(14))
+    assert len(decode(request_text(cluster, jobid)).stage_in) == 14
+
+
+def long_options(count: int) -> list[str]:
+    """Each with 4 KB."""
+    return [f"--beeond-stage-in=/{'/'.join(['x' * 199] * 20)}:in{number}" for number in range(count)]
 
 
 def test_a_mistake_in_the_script_is_refused_as_on_the_command_line(cluster: Cluster) -> None:
@@ -261,7 +270,7 @@ def test_staging_alone_is_a_request(cluster: Cluster) -> None:
         b"/%%s%%n",
         b"/not utf-8 \xff\xfe\x80",
         b"/back\\slash tab\t",
-        b"/" + b"x" * 60_000,
+        b"/" + b"/".join([b"x" * 255] * 15),
     ],
     ids=["newlines", "quotes", "percent", "bytes", "backslash", "long"],
 )
@@ -311,22 +320,17 @@ def test_a_step_of_a_job_without_an_instance_cannot_ask_for_one(cluster: Cluster
     assert "status=0" not in output
 
 
-@pytest.mark.parametrize("command", ["salloc", "sbatch", "srun"])
+@pytest.mark.parametrize("command", ["salloc", "sbatch"])
 def test_a_step_cannot_change_the_instance_that_its_job_has(cluster: Cluster, command: str) -> None:
     options = ["--beeond=capacity=1TiB", "--beeond-stage-in=/a:b", "--beeond-stage-in=/c:d"]
-    refused = [
-        "--beeond=foo=1",
-        "--beeond=capacity=2TiB",
-        "--beeond-stage-in=/nosuch:x",
-        "--beeond-stage-out=a:/b",
-    ]
+    refused = ["--beeond=foo=1", "--beeond=capacity=2TiB", "--beeond-stage-out=a:/b"]
     script = "\n".join(f"srun --overlap {option} echo ran; echo status=$?" for option in refused)
     if command == "sbatch":
         output = cluster.job_output(sbatch(cluster, *options, script=f"#!/bin/sh\n{script}\n"))
     else:
         done = cluster.run("login", [command, *options, "sh", "-c", f"{{ {script}; }} 2>&1"], user="alice")
         output = done.stdout
-    said = re.findall(r"beeond: (--[a-z-]+): this job has its instance already", output)
+    said = re.findall(r"beeond: (--[a-z-]+): this job has its instance already, and a step cannot", output)
     assert said == [option.partition("=")[0] for option in refused]
     assert "ran" not in output.split()
     assert "status=0" not in output
@@ -337,22 +341,25 @@ def test_a_step_takes_what_its_job_was_given_for_granted(cluster: Cluster, comma
     options = ["--beeond=capacity=1TiB", "--beeond-stage-in=/a:b", "--beeond-stage-in=/c:d"]
     lines = [f"srun --overlap {SHOW}", f"srun --overlap --beeond {SHOW}"]
     lines += [f"srun --overlap srun --overlap {SHOW}", f"srun --overlap srun --overlap --beeond {SHOW}"]
-    if command != "srun":  # the environment of its tasks does not say what it was given
-        lines += [f"srun --overlap --beeond=capacity=1TiB --beeond-stage-in=/c:d {SHOW}"]
+    lines += [f"srun --overlap {' '.join(options)} {SHOW} 2>&1"]
     script = "set -e\n" + "\n".join(lines)
     if command == "sbatch":
         output = cluster.job_output(sbatch(cluster, *options, script=f"#!/bin/sh\n{script}\n"))
     else:
         output = cluster.run("login", [command, *options, "sh", "-c", script], user="alice").stdout
     assert len(re.findall(r"^/mnt/beeond/(\d+)\|\1\|", output, re.MULTILINE)) == len(lines)
+    # Which Slurm does not tell there.
+    said = re.findall(r"beeond: (--[a-z-]+): .*, and the options of a step change nothing in it", output)
+    assert len(said) == 1
 
 
 def test_steps_over_components_of_a_heterogeneous_job_are_ordinary(cluster: Cluster) -> None:
-    script = "#!/bin/sh\nsrun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nsrun --beeond true\n"
+    steps = ["srun --beeond true", "srun --quiet --beeond=share=1 true && echo ran on the first"]
+    script = "\n".join(["#!/bin/sh", "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'", *steps, ""])
     options = ["-N1", "-ohet.out", "--beeond=share=1", ":", "-N1", "--beeond=join=0"]
     submit_and_wait(cluster, script, *options)
     output = cluster.run("login", ["cat", "het.out"], user="alice").stdout
-    assert output.count("ran on") == 2
+    assert output.count("ran on") == 3
     assert "beeond: " not in output
 
 
