@@ -457,18 +457,23 @@ def _patterns(transfer: Transfer) -> set[str]:
     return {letter for path in (transfer.source, transfer.destination) for letter in re.findall("%(.)", path)}
 
 
-def expand_all(request: Request, names: JobNames, *, inward: bool, mount: str = "") -> list[Transfer]:
+def expand_all(
+    request: Request, names: JobNames, *, inward: bool, mount: str = "", lengths: bool = True
+) -> list[Transfer]:
     """The transfers of one direction as `expand` has them, and may now be in each other's way. Raises RequestError."""
     chosen = request.stage_in if inward else request.stage_out
-    expanded = [expand(transfer, names, inward=inward, mount=mount) for transfer in chosen]
+    expanded = [expand(transfer, names, inward=inward, mount=mount, lengths=lengths) for transfer in chosen]
     check_deletions(expanded)
     return expanded
 
 
-def expand(transfer: Transfer, names: JobNames, *, inward: bool, mount: str = "") -> Transfer:
+def expand(
+    transfer: Transfer, names: JobNames, *, inward: bool, mount: str = "", lengths: bool = True
+) -> Transfer:
     """`transfer` with `%j %u %x %A %a %%` replaced as Slurm does in file names (sbatch(1)).
 
     `mount` is where $BEEOND is, as far as that is known: the path below it has to be short enough with it.
+    `lengths`: whether what is too long is refused.
 
     Raises RequestError when the result is no longer allowed: a job name with '/' or '..' in it, or too long.
     """
@@ -487,7 +492,7 @@ def expand(transfer: Transfer, names: JobNames, *, inward: bool, mount: str = ""
         raise RequestError(f"{option}: Slurm no longer knows what %x, %A and %a stand for in {shown}")
     for char in sorted(_patterns(transfer) & {"u", "x"}):
         name = meaning[char]
-        if "/" in name or name in {".", ".."} or _length(name) > _LONGEST_NAME:
+        if "/" in name or name in {".", ".."} or (lengths and _length(name) > _LONGEST_NAME):
             raise RequestError(f"{option}: %{char} stands for {show(name)}, which is no name for a file")
 
     def replace(path: str) -> str:
@@ -497,8 +502,9 @@ def expand(transfer: Transfer, names: JobNames, *, inward: bool, mount: str = ""
     outside, inside = (source, destination) if inward else (destination, source)
     _check_outside(outside, option)
     _check_inside(inside, option)
-    for path in (outside, os.path.join(mount, inside)):
-        _check_lengths(path, option, _length)
+    if lengths:
+        for path in (outside, os.path.join(mount, inside)):
+            _check_lengths(path, option, _length)
     return Transfer(source, destination, transfer.flags)
 
 

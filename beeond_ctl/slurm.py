@@ -395,7 +395,11 @@ def gave_up(path: Sequence[str], job_id: int, restart: int) -> bool:
     """
     import json
 
-    fields = job_fields(path, job_id)
+    record = _job_record(path, job_id, "replace") or ""
+    told = re.findall(r"\b(Reason|ExitCode|Restarts|PreemptTime)=(\S*)", record)
+    fields = dict(told)
+    if len(set(told)) > len(fields):  # lines of the job's name may look like fields
+        return False
     # While the job completes, 22.05 shows no state but that. Who was cancelled has no reason; who failed, or was ended
     # by the time limit or a lost node, has one; who ended well, or went on after a signal, has exit code 0.
     shown = fields.get("ExitCode", "0:0") != "0:0" and fields.get("PreemptTime", "None") == "None"

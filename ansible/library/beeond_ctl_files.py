@@ -42,7 +42,7 @@ options:
   storage:
     description: >-
       Directories of C(storage.paths) that there must not be; with the templates of metadata images in them. Fails where
-      anything else is in one, which may be somebody's data.
+      anything else is in one, which may be somebody's data, or where one is a link.
     type: list
     elements: path
     default: []
@@ -186,6 +186,12 @@ def main() -> None:
         if not module.check_mode:
             put(path, item, data)
     absent, storage = module.params["absent"], [path for path in module.params["storage"] if look(path)]
+    for path in storage:
+        found = look(os.path.normpath(path))
+        if found.startswith("link"):  # which could not be removed when all else is
+            module.fail_json(
+                msg=f"{path} of storage.paths is a {found}; remove the link first. All is left as it is"
+            )
     for path in [*absent, *storage]:
         if mounts_below(path):
             module.fail_json(msg=f"something is mounted at {mounts_below(path)[0]}; it is left as it is")

@@ -127,7 +127,7 @@ def bring_up(here: Here, *, listed: bool = False) -> None:
         steps.agree_on_ports(here, team, free, _names(here, team), wait_s=wait_s)
         if here.state.names:  # a stage-out after a reboot of all nodes needs them
             storage.set_names(here.plan, here.state.names)
-        here.transfers(inward=True)  # what is no path is told before anything is started
+        here.transfers(inward=True, lengths=True)  # what is no path is told before anything is started
         stage.check_destinations(here)
         with _excused_for_ports(here):
             steps.start_services(here, team)

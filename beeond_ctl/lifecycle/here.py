@@ -189,10 +189,16 @@ class Here:
         with self.events.timed(phase) as extra:
             yield extra
 
-    def transfers(self, *, inward: bool) -> list[Transfer]:
-        """The transfers of the request with their `%` patterns replaced. Raises RequestError."""
+    def transfers(self, *, inward: bool, lengths: bool = False) -> list[Transfer]:
+        """The transfers of the request with their `%` patterns replaced. Raises RequestError.
+
+        `lengths`: whether one that is too long is refused, which costs nothing before the job runs. Afterwards it is
+        one transfer that fails, and in no other's way.
+        """
         job, names = self.instance, self.state.names
         known = JobNames(
             job.job_id, job.user, names.get("job_name"), names.get("array_job_id"), names.get("array_task_id")
         )
-        return expand_all(self.request, known, inward=inward, mount=self.first_plan.mount_point)
+        return expand_all(
+            self.request, known, inward=inward, mount=self.first_plan.mount_point, lengths=lengths
+        )

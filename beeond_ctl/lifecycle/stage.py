@@ -241,7 +241,7 @@ def check_destinations(here: Here) -> None:
     """
     from beeond_ctl.staging.writable import unwritable
 
-    transfers = here.transfers(inward=False)
+    transfers = here.transfers(inward=False, lengths=True)
     if not transfers or not here.leads:
         return
     paths = [os.fsencode(transfer.destination) for transfer in transfers]

@@ -124,7 +124,7 @@ def _end_together(here: Here, purpose: str, prepare: Callable[[Here, Team], None
             )  # fmt: skip
             if here.leads and told["rebooted"]:
                 here.events.log("rebooted", nodes=told["rebooted"])
-            given_up = bool(told["hurry"] and told["ran"])
+            given_up = bool(told["hurry"] and told["ran"]) and not here.state.proved
             if told["hurry"] and owed:
                 here.state.given_up = True
                 here.save()
@@ -202,7 +202,8 @@ def _all_ran(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _is_given_up(here: Here) -> bool:
     """Whether the user gave the data up by `scancel --hurry`; what cannot be told is no.
 
-    Asked by the job's first node alone, where the batch script has ended by now.
+    Asked by the job's first node alone, where the batch script mostly ran, and has ended by now. Where it ran elsewhere
+    (`sbatch --batch`, a site with another order of nodes) it may not have ended, and the data is staged out.
     """
     if here.node != here.state.nodes[0]:
         return False

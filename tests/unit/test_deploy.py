@@ -151,6 +151,22 @@ def test_storage_is_removed_only_where_nothing_is_in_it_that_may_be_data(tmp_pat
 
 
 @needs_ansible
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_storage_that_is_a_link_is_told_before_anything_is_removed(
+    tmp_path: Path, files: Any, slash: str
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/metadata-1-64G").touch()
+    (tmp_path / "hook").touch()
+    (tmp_path / "nvme0").symlink_to("disk")
+    before = sorted(tmp_path.rglob("*"))
+    gone = {"absent": [f"{tmp_path}/hook"], "storage": [f"{tmp_path}/nvme0{slash}"]}
+    for check in (True, False):
+        assert "of storage.paths is a link to disk; " in files(check=check, **gone)["msg"]
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@needs_ansible
 def test_the_configuration_of_an_inventory_is_the_same_in_toml() -> None:
     from jinja2 import Environment
 

@@ -40,6 +40,11 @@ def play(
         "vars": {"beeond_ctl_found": found, "ansible_python_interpreter": sys.executable, **variables},
         "tasks": [{"ansible.builtin.include_role": {"name": "beeond_ctl_compute", "tasks_from": tasks}}],
     }]  # fmt: skip
+    return run(tmp_path, book)
+
+
+def run(tmp_path: Path, book: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """Run a playbook on this machine."""
     (tmp_path / "book.json").write_text(json.dumps(book))
     environment = {
         "PATH": f"{tmp_path}/bin:{BIN}:/usr/bin:/bin", "HOME": str(tmp_path), "OPENED": f"{tmp_path}/open",
@@ -151,3 +156,38 @@ def test_no_secret_is_made_where_it_is_not_known_whether_there_is_one(tmp_path: 
     done = play(tmp_path, "secret.yml", found)
     assert done.returncode == 2
     assert "not known whether this node has the site secret" in " ".join(done.stdout.split())
+
+
+TAKE, RETURN = "Take the node out of service", "Return the node to service"
+STATES = [
+    (TAKE, "IDLE", "", True),
+    (TAKE, "MIXED+POWERED_DOWN", "", True),
+    (TAKE, "IDLE+DRAIN", "fan", False),
+    (TAKE, "DOWN", "bad dimm", False),
+    (TAKE, "DOWN*", "bad dimm", False),
+    (TAKE, "IDLE+FAIL", "bad dimm", False),
+    (RETURN, "IDLE+DRAIN", "ours", True),
+    (RETURN, "IDLE+DRAIN", "fan", False),
+    (RETURN, "DOWN+DRAIN", "ours", False),
+    (RETURN, "DOWN", "bad dimm", False),
+]
+
+
+@pytest.mark.parametrize("name", ["uninstall", "upgrade"])
+def test_only_nodes_in_service_are_taken_out_of_it_and_returned(tmp_path: Path, name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    plays = yaml.safe_load((ROOT / f"ansible/{name}.yml").read_text())
+    tasks = [task for each in plays for task in each.get("tasks", [])]
+    book = []
+    for number, (task, state, reason, _) in enumerate(STATES):
+        (asked,) = (each["when"] for each in tasks if each["name"] == task)
+        book.append({
+            "hosts": "localhost", "gather_facts": False, "connection": "local",
+            "vars": {
+                "beeond_ctl_found": {"node": {"state": state, "reason": reason}}, "beeond_ctl_reason": "ours",
+            },
+            "tasks": [{"ansible.builtin.debug": {"msg": f"case {number}."}, "when": asked}],
+        })  # fmt: skip
+    done = run(tmp_path, book)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [f"case {number}." in done.stdout for number in range(len(STATES))] == [each[3] for each in STATES]

@@ -343,6 +343,20 @@ def test_hurry_with_a_signal_that_did_not_end_the_job_gives_nothing_up_and_asks_
     assert ("squeue" in (tmp_path / "asked").read_text()) is wanted  # which prints the whole queue
 
 
+@pytest.mark.parametrize("forged", ["Reason=None", "ExitCode=0:15", "Restarts=1", "PreemptTime=None"])
+@pytest.mark.parametrize("before", [True, False], ids=["name", "comment"])
+def test_what_a_jobs_name_says_of_its_end_gives_nothing_up(tmp_path: Path, forged: str, before: bool) -> None:
+    field = forged.partition("=")[0]
+    true = {"Reason": "None", "Restarts": "1", "ExitCode": "0:15", "PreemptTime": "None"}
+    true[field] = "2026-05-09T10:00:00" if field == "PreemptTime" else "2"
+    words = [f"{key}={value}" for key, value in true.items()]
+    words.insert(0 if before else len(words), forged)
+    path = answers(tmp_path, " ".join(words), old=f'{{"jobs": [{HURRIED}]}}')
+    assert not slurm.gave_up(path, 42, 1)
+    path = answers(tmp_path, f"{CANCELLED} Reason=None", old=f'{{"jobs": [{HURRIED}]}}')
+    assert slurm.gave_up(path, 42, 1)  # which says nothing else
+
+
 @pytest.mark.parametrize(
     ("state", "code", "wanted"),
     [

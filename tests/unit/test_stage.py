@@ -14,7 +14,7 @@ from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import RequestError, RetainedError, UserError
 from beeond_ctl.lifecycle import manual, team
 from beeond_ctl.lifecycle.here import Here
-from beeond_ctl.lifecycle.stage import Stage
+from beeond_ctl.lifecycle.stage import Stage, check_destinations
 from beeond_ctl.plan import Job
 from beeond_ctl.request import Request, Transfer, encode
 
@@ -40,9 +40,9 @@ def test_where_transfers_lead_is_reckoned_once_for_all_of_them(
     reckoned, others = [], []
     whole = Here.transfers
 
-    def reckon(self: Here, *, inward: bool) -> list[Transfer]:
+    def reckon(self: Here, *, inward: bool, lengths: bool = False) -> list[Transfer]:
         reckoned.append(inward)
-        return whole(self, inward=inward)
+        return whole(self, inward=inward, lengths=lengths)
 
     def transfer(self: Stage, _: object, index: int, each: Transfer) -> dict[str, Any]:
         others.append(len(self._job(each).others))
@@ -95,9 +95,9 @@ def test_a_path_is_as_long_as_it_is_below_the_mount_point(tmp_path: Path, longer
     here = here_with(tmp_path, Request(stage_out=(Transfer(inside[: room + longer], "/g"),)))
     if longer:
         with pytest.raises(RequestError, match="more than 4095 bytes"):
-            here.transfers(inward=False)
+            here.transfers(inward=False, lengths=True)
     else:
-        assert len(here.transfers(inward=False)) == 1
+        assert len(here.transfers(inward=False, lengths=True)) == 1
 
 
 def test_a_name_that_becomes_too_long_is_the_users_mistake_and_in_nobodys_way(tmp_path: Path) -> None:
@@ -109,11 +109,36 @@ def test_a_name_that_becomes_too_long_is_the_users_mistake_and_in_nobodys_way(tm
             told.append((message, user_fault))
 
     with pytest.raises(RequestError), team.telling(Others(), here):  # type: ignore[arg-type]
-        here.transfers(inward=False)
+        check_destinations(here)
     ((message, user_fault),) = told
     assert user_fault
     assert "more than 255 bytes" in message
-    assert here._hint()["places"] == []  # what is shown meanwhile
+
+
+@pytest.mark.parametrize("pattern", ["%x-%x", "%x"])
+@pytest.mark.parametrize("purpose", ["epilog", "recover"])
+def test_when_the_job_has_run_a_name_that_is_too_long_is_in_no_other_transfers_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, purpose: str
+) -> None:
+    asked = Request(stage_out=(Transfer("a", f"/g/{pattern}"), Transfer("b", "/g/b")))
+    here = here_with(tmp_path, asked, "n" * 256)
+    copied: list[str] = []
+
+    def transfer(self: Stage, _: object, index: int, each: Transfer) -> dict[str, Any]:
+        self._job(each)
+        copied.append(each.source)
+        numbers = dict.fromkeys(("copied", "skipped", "bytes", "seconds"), 0)
+        told = {"problems": ["name too long"] if index == 0 else []}
+        return {"proved": index == 1, "missing": False, "cancelled": "", "full": False, **told, **numbers}
+
+    monkeypatch.setattr(Stage, "_transfer", transfer)
+    with (
+        team.open_team(here, purpose, combine={}, handlers={}) as alone,
+        pytest.raises(RetainedError, match="name too long"),
+    ):
+        Stage(here, inward=False).run(alone)
+    assert copied == ["a", "b"]
+    assert here._hint()["places"]  # of `flush`
 
 
 def test_up_tells_it_before_any_node_is_asked(tmp_path: Path) -> None:

@@ -136,6 +136,20 @@ def test_the_leader_says_in_the_jobs_output_that_data_was_given_up_and_the_first
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("others", [False], indirect=True)
+@pytest.mark.usefixtures("others")
+def test_data_that_is_proved_is_not_said_to_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = second(tmp_path, ["n1"], proved=True)  # by an Epilog that was killed after it
+    told: list[str] = []
+    monkeypatch.setattr(tell, "_tell", lambda _, text: told.append(text))
+    monkeypatch.setitem(OF_OLD, "hurry", True)
+    teardown.end(here, "epilog", prepare=fail)
+    assert tell.GIVEN_UP not in told
+    assert not here.run_dir.exists()
+
+
 def summary() -> dict[str, Any]:
     return {"proved": True, "missing": False, "copied": 1, "skipped": 0, "bytes": 1, "seconds": 1.0}
 
