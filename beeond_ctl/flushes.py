@@ -24,6 +24,7 @@ MAX: Final = 4096
 """Not more flushes of one job are looked at."""
 
 _STATUS: Final = "status.json"
+_TURN: Final = "turn."
 _MAX_BYTES: Final = 1 << 20
 
 Status = dict[str, Any]
@@ -79,3 +80,90 @@ def read_all(mount: str) -> list[Status]:
             if status is not None:
                 found.append(status)
     return sorted(found, key=lambda status: str(status.get("began", "")))
+
+
+# --- taking turns -----------------------------------------------------------------------------------------
+#
+# Flushes of the same write one journal, and locks may not reach from node to node. What all nodes see is which files
+# are there: `turn.N` with an odd N is a flush's that runs, with an even one nobody's. Numbers only go up, so that who
+# has looked too long ago makes one that is there already, or is not the last.
+
+
+def take_turn(directory: Path, node: str, run: str) -> int | None:
+    """The number of the turn that `run` now has; None while another has it. Raises OSError.
+
+    The caller holds the lock, which keeps those of its `node` apart: a turn of this node's is one that was killed.
+    """
+    last = _last_turn(directory)
+    if last % 2 and not _is_over(directory, last, node):
+        return None
+    number = last + 1 + last % 2
+    path = _turn(directory, number)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return None
+    try:
+        with open(fd, "w") as file:
+            json.dump({"node": node, "run": run}, file)
+        is_last = _last_turn(directory) <= number
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    if not is_last:
+        path.unlink(missing_ok=True)
+        return None
+    for old in _turns(directory):
+        if old < number:
+            with suppress(OSError):
+                _turn(directory, old).unlink()
+    return number
+
+
+def has_turn(directory: Path, number: int) -> bool:
+    """Whether nobody has taken over from the turn `number`."""
+    try:
+        return _last_turn(directory) <= number
+    except OSError:  # says nothing of that
+        return True
+
+
+def leave_turn(directory: Path, number: int) -> None:
+    """Let the next one begin. Needs no room on a file system that is full."""
+    with suppress(OSError):  # it was taken over; or the status says that it has ended
+        os.rename(_turn(directory, number), _turn(directory, number + 1))
+
+
+def _turn(directory: Path, number: int) -> Path:
+    return directory / f"{_TURN}{number}"
+
+
+def _turns(directory: Path) -> list[int]:
+    names = [name.removeprefix(_TURN) for name in os.listdir(directory) if name.startswith(_TURN)]
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _last_turn(directory: Path) -> int:
+    return max(_turns(directory), default=0)
+
+
+def _is_over(directory: Path, number: int, node: str) -> bool:
+    """Whether the flush that has the turn `number` has ended or was killed. Raises OSError."""
+    try:
+        fd = os.open(_turn(directory, number), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:  # it has just ended
+        return False
+    with open(fd, "rb") as file:
+        made = os.fstat(fd).st_mtime
+        try:
+            claim = json.loads(file.read(_MAX_BYTES))
+            of, run = claim["node"], claim["run"]
+        except (ValueError, KeyError, TypeError, RecursionError):  # not written yet, or killed before
+            of, run = None, None
+    if of == node:
+        return True
+    status = read(directory)
+    if status is not None and run is not None and status.get("run") == run:
+        return bool(status["state"] != "running")
+    # Not begun yet, or a status that could not be read; each that is written makes the directory newer.
+    return time.time() - max(made, os.stat(directory).st_mtime) > LOST_S

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -286,19 +286,20 @@ def _flush(
     from beeond_ctl.staging.local import copy_local
 
     behind = run is not None
+    run = run or secrets.token_hex(8)
     told = behind or quiet
-    while (lock := _lock(place)) is None:  # the other one may have passed what has been written since
-        told = told or _tell_of_another(job, as_json=as_json)
-        time.sleep(_LOOK_S)
-    if behind:
-        os.nice(_NICE)
-    note = _Note(job, place, run or secrets.token_hex(8))
     how = "quiet" if behind else progress.way(as_json=as_json, quiet=quiet)
     command = " ".join(
         ["beeond-ctl flush --wait", *(stage.quoted(os.fsencode(word)) for word in words if word != "--")]
     )
+    while (turn := _turn(place, run)) is None:  # the other one may have passed what has been written since
+        told = told or _tell_of_another(job, as_json=as_json)
+        time.sleep(_LOOK_S)
+    note = _Note(job, turn, run)
     try:
         with stage.stoppable(), progress.shown(how, by_entries=True) as tell:
+            if behind:
+                os.nice(_NICE)
             note.began()
             summary = copy_local(
                 job, journal_dir=place, progress=note.also(tell), progress_every_s=progress.EVERY_S[how],
@@ -320,7 +321,7 @@ def _flush(
         note.failed(one_line(error))
         raise NodeError(f"flush has stopped: {one_line(error)}; to go on: {command}") from error
     finally:
-        os.close(lock)
+        turn.leave()
     if behind and not summary.proved:
         _complain(job, "; ".join(summary.problems()) or "it did not come to its end")
     elif not behind:
@@ -338,54 +339,89 @@ def _complain(job: Job, why: str) -> None:
     )
 
 
-def _lock(place: Path) -> int | None:
-    """The lock of a flush; None where it runs already, on whichever node. Raises UserError."""
+class _Turn(NamedTuple):
+    """The right to copy, until `leave`: among the flushes of the same on all nodes, and by the lock on this one."""
+
+    place: Path
+    number: int
+    lock: int
+
+    def is_ours(self) -> bool:
+        return flushes.has_turn(self.place, self.number)
+
+    def leave(self) -> None:
+        flushes.leave_turn(self.place, self.number)
+        os.close(self.lock)
+
+
+def _turn(place: Path, run: str) -> _Turn | None:
+    """The turn of `run`; None while another flush of the same runs, on whichever node. Raises UserError."""
     try:
         os.umask(0o077)
         place.parent.mkdir(exist_ok=True)
         place.mkdir(exist_ok=True)
         status = flushes.read(place) or {}
-        # Locks may not reach from node to node; on this one they tell whether it is alive.
-        if status.get("state") == "running" and status.get("node") != os.environ.get("SLURMD_NODENAME", ""):
+        node = os.environ.get("SLURMD_NODENAME", "")
+        if status.get("state") == "running" and status.get("node") != node:
+            return None  # many may wait: spare them what more would tell the same
+        lock = stage.locked(place)
+        if lock is None:
             return None
-        return stage.locked(place)
+        try:
+            # A variable may be passed on to another node, and a lock there tells nothing of those here.
+            number = flushes.take_turn(place, f"{node}@{os.uname().nodename}", run)
+        except BaseException:
+            os.close(lock)
+            raise
+        if number is None:
+            os.close(lock)
+            return None
+        return _Turn(place, number, lock)
     except OSError as error:
         full = "; remove something there, or leave it to the stage-out" if error.errno == errno.ENOSPC else ""
         raise UserError(f"no journal can be kept in {show(str(place))}: {error.strerror}{full}") from error
 
 
 class _Note:
-    """Writes down how far a flush is. A status that cannot be written costs nothing but the display."""
+    """Writes down how far a flush is. A status that cannot be written costs the display and, if it lasts, the turn."""
 
-    def __init__(self, job: Job, place: Path, run: str) -> None:
+    def __init__(self, job: Job, turn: _Turn, run: str) -> None:
         from beeond_ctl.staging.transfer import show_path
 
-        self._place = place
+        self._turn = turn
         self._written_s = 0.0
         source = os.path.join(job.source, job.only) if job.only else job.source
         target = os.path.join(job.destination, job.only) if job.only else job.destination
         self._status: flushes.Status = {
-            "id": place.name, "run": run, "source": show_path(source), "destination": show_path(target),
+            "id": turn.place.name, "run": run, "source": show_path(source), "destination": show_path(target),
             "node": os.environ.get("SLURMD_NODENAME", ""), "began": time.time(), "news": [],
         }  # fmt: skip
 
     def _write(self, state: str, **facts: Any) -> None:  # noqa: ANN401 - whatever JSON can say
         self._status |= {"state": state, **facts}
         self._written_s = time.monotonic()
-        with suppress(OSError):
-            flushes.write(self._place, self._status)
+        if self._turn.is_ours():  # else it is another's status
+            with suppress(OSError):
+                flushes.write(self._turn.place, self._status)
 
     def began(self) -> None:
         """Say that it has begun. Raises OSError: without this nobody would see it."""
+        self._go_on()
         self._status["state"] = "running"
-        flushes.write(self._place, self._status)
+        flushes.write(self._turn.place, self._status)
+
+    def _go_on(self) -> None:
+        """Raises OSError if we stood still for so long that another one goes on in our place."""
+        if not self._turn.is_ours():
+            raise OSError("it said nothing for so long that another flush of the same has taken over")
 
     def also(self, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
-        """`tell`, and the status every two seconds."""
+        """`tell`, and the status every two seconds. Raises OSError if another has taken over."""
 
         def both(now: Progress) -> None:
             tell(now)
             if time.monotonic() - self._written_s >= flushes.BEAT_S:
+                self._go_on()
                 self._write(
                     "running", entries_done=now.entries_done, entries_total=now.entries_total,
                     bytes_done=now.bytes_done, bytes_total=now.bytes_total, seconds=round(now.seconds, 3),
