@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.areas import area_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +27,5 @@ def injector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def area() -> Iterator[Path]:
-    """A directory in memory where there is one: these tests sync thousands of times."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"staging-faults-{os.getpid()}-{random.getrandbits(32):x}"
-    area.mkdir()
-    yield area
-    shutil.rmtree(area)
+    with area_in() as area:
+        yield area

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from beeond_ctl.staging import copier
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from beeond_ctl.staging.transfer import Summary
+
+by_both = pytest.mark.usefixtures("engine")
+"""What holds with the native part and without it."""
 
 
 def worker(area: Path, **more: Any) -> copier.Copier:

@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +20,8 @@ import pytest
 
 from beeond_ctl.cli import progress
 from beeond_ctl.staging.transfer import Progress
+from tests.areas import area_in
 from tests.faults import trees
-from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,39 +32,15 @@ NOBODY = 65534
 MANY = 20_000
 
 
-def make_area() -> Path:
-    """A directory that every user may pass, in memory where there is any."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"cli-stage-{os.getpid()}-{os.urandom(4).hex()}"
-    area.mkdir()
-    area.chmod(0o755)
-    return area
-
-
-@pytest.fixture
-def area() -> Iterator[Path]:
-    area = make_area()
-    yield area
-    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
-    wait_for(lambda: is_gone(area), 20)
-
-
-def is_gone(area: Path) -> bool:
-    """Remove it; a copier that was just killed may have ended a call of its last."""
-    shutil.rmtree(area, ignore_errors=True)
-    return not area.exists()
-
-
 @pytest.fixture(scope="module")
 def many() -> Iterator[Path]:
     """So many files that a transfer of them can be hit half way."""
-    area = make_area()
-    for number in range(MANY):
-        if number % 1000 == 0:
-            (area / f"d{number}").mkdir()
-        (area / f"d{number // 1000 * 1000}" / f"f{number}").write_text(str(number))
-    yield area
-    shutil.rmtree(area)
+    with area_in() as area:
+        for number in range(MANY):
+            if number % 1000 == 0:
+                (area / f"d{number}").mkdir()
+            (area / f"d{number // 1000 * 1000}" / f"f{number}").write_text(str(number))
+        yield area
 
 
 def environment(area: Path, **more: str) -> dict[str, str]:

@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 USER = Identity(65534, 65534, (65534,))
 
 
-@pytest.fixture
-def area() -> Iterator[Path]:
-    """A directory that every user may pass, in memory where there is any."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"deletions-{os.getpid()}-{os.urandom(4).hex()}"
-    area.mkdir()
-    area.chmod(0o755)
-    yield area
-    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-        if line.split()[1].startswith(f"{area}/"):
-            subprocess.run(["umount", "-l", line.split()[1]], check=True)
-    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
-    shutil.rmtree(area)
-
-
 def fill(top: Path, *names: str) -> None:
     for name in names:
         path = top / name

@@ -31,22 +31,15 @@ from beeond_ctl.staging.worker import serve
 from tests.faults import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from beeond_ctl.staging.transfer import Summary
 
 
 @pytest.fixture
-def area() -> Iterator[Path]:
-    """A directory with a source to fill and a place for lists, in memory where there is any."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"listing-{os.getpid()}-{os.urandom(4).hex()}"
+def area(area: Path) -> Path:
+    """With a source to fill and a place for lists."""
     for name in ("source", "lists", "journal"):
-        (area / name).mkdir(parents=True, mode=0o700)
-    yield area
-    for directory, _, _ in os.walk(area):
-        os.chmod(directory, 0o700)
-    shutil.rmtree(area)
+        (area / name).mkdir(mode=0o700)
+    return area
 
 
 @pytest.fixture

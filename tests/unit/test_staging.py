@@ -24,40 +24,13 @@ from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
-from tests.unit.copying import coordinator, finish, next_work
+from tests.unit.copying import by_both, coordinator, finish, next_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from beeond_ctl.staging.transfer import Summary
 
 IS_ROOT = os.geteuid() == 0
 USER = Identity(65534, 65534, (65534,))
-
-
-@pytest.fixture
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the programs that touch files use the native part, or do without it."""
-    wanted = "1" if request.param == "native" else "0"
-    monkeypatch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": wanted})
-
-
-def by_both(test: Callable[..., None]) -> Callable[..., None]:
-    """What holds with the native part and without it."""
-    both = pytest.mark.parametrize("engine", ["native", "portable"], indirect=True)
-    return both(pytest.mark.usefixtures("engine")(test))  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def area() -> Iterator[Path]:
-    """A directory that every user may pass, in memory where there is any."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"staging-{os.getpid()}-{os.urandom(4).hex()}"
-    area.mkdir()
-    area.chmod(0o755)
-    yield area
-    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
-    shutil.rmtree(area)
 
 
 def stage(
@@ -726,13 +699,6 @@ def assert_copied(area: Path, summary: Summary) -> None:
     assert summary.proved, summary.problems()
     same = trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
     assert same  # nobody wants to see the difference
-
-
-@pytest.fixture
-def copier() -> Iterator[Copier]:
-    copier = Copier(None)
-    yield copier
-    copier.close()
 
 
 def test_pieces_of_a_file_that_was_given_up_prove_nothing_of_the_one_begun_anew(

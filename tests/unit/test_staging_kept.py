@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import _native, copier, spawn
+from beeond_ctl.staging import _native, copier
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.coordinator import Coordinator
@@ -21,39 +22,26 @@ from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import serve
-from tests.unit.copying import worker
+from tests.areas import MEMORY, area_in
+from tests.unit.copying import by_both, worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from beeond_ctl.staging.transfer import Summary
 
 OLD_NS = 10**18
 AFTER_2262_NS = 13_569_465_600 * 10**9
 """In 2400, more nanoseconds than 64 bits hold."""
-DIRECTORY = Path("/dev/shm")
 
 
 @pytest.fixture(params=["memory", "disk"])
 def area(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Where files have no name before they are proved; where they have, and are synced together."""
-    area = tmp_path
-    if request.param == "memory":
-        area = DIRECTORY / f"staging-kept-{os.getpid()}-{os.urandom(4).hex()}"
-        area.mkdir()
-    for name in ("source", "journal"):
-        (area / name).mkdir()
-    yield area
-    shutil.rmtree(area)
-
-
-@pytest.fixture(params=["native", "portable"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = "1" if request.param == "native" else "0"
-    monkeypatch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": wanted})
-
-
-by_both: Callable[..., Any] = pytest.mark.usefixtures("engine")
+    with area_in(tmp_path if request.param == "disk" else MEMORY) as area:
+        for name in ("source", "journal"):
+            (area / name).mkdir()
+        yield area
 
 
 def stage(area: Path, *flags: str, **more: Any) -> Summary:
@@ -195,20 +183,16 @@ def test_a_file_of_any_date_is_copied_proved_and_known_again(area: Path, time_ns
 
 
 def test_dates_that_are_the_same_in_64_bits_are_not_the_same() -> None:
-    area = DIRECTORY / f"staging-kept-{os.getpid()}-{os.urandom(4).hex()}"
-    fds = {}
-    for side, time_ns in (("source", OLD_NS), ("target", OLD_NS + (1 << 64))):
-        (area / side).mkdir(parents=True)
-        (area / side / "file").write_text("1")
-        os.utime(area / side / "file", ns=(time_ns, time_ns))
-        fds[side] = os.open(area / side, os.O_RDONLY)
-    try:
+    with area_in(MEMORY) as area, ExitStack() as opened:
+        fds = {}
+        for side, time_ns in (("source", OLD_NS), ("target", OLD_NS + (1 << 64))):
+            (area / side).mkdir()
+            (area / side / "file").write_text("1")
+            os.utime(area / side / "file", ns=(time_ns, time_ns))
+            fds[side] = os.open(area / side, os.O_RDONLY)
+            opened.callback(os.close, fds[side])
         seen = _native.examine(fds["source"], fds["target"], b"file\0", b"", None, True)
         assert seen == (0, ["file"], [1], [])
-    finally:
-        for fd in fds.values():
-            os.close(fd)
-        shutil.rmtree(area)
 
 
 @by_both

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import copier, scan, spawn, wire
+from beeond_ctl.staging import copier, scan, wire
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.local import copy_local
+from tests.unit.copying import by_both
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from beeond_ctl.staging.transfer import Summary
 
@@ -27,19 +26,10 @@ FILES, FAR_NS = 300, 4 * 10**18
 
 
 @pytest.fixture
-def area() -> Iterator[Path]:
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"staging-long-{os.getpid()}-{os.urandom(4).hex()}"
+def area(area: Path) -> Path:
     for name in ("source", "journal"):
-        (area / name).mkdir(parents=True)
-    yield area
-    subprocess.run(["rm", "-rf", area], check=True)  # it goes deeper than Python's
-
-
-@pytest.fixture(params=["native", "portable"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = "1" if request.param == "native" else "0"
-    monkeypatch.setattr(spawn, "_ENVIRONMENT", {**spawn._ENVIRONMENT, "BEEOND_CTL_NATIVE": wanted})
+        (area / name).mkdir()
+    return area
 
 
 def stage(area: Path, *flags: str) -> Summary:
@@ -69,7 +59,7 @@ def fill(fd: int, text: bytes, *, linked: bool = False) -> None:
             os.link(f"f{number}", f"g{number}", src_dir_fd=fd, dst_dir_fd=fd)
 
 
-@pytest.mark.usefixtures("engine")
+@by_both
 def test_further_names_in_a_deep_directory_are_links(area: Path) -> None:
     fd = bottom(area / "source", 60)
     fill(fd, b"x", linked=True)
@@ -82,7 +72,7 @@ def test_further_names_in_a_deep_directory_are_links(area: Path) -> None:
     os.close(fd)
 
 
-@pytest.mark.usefixtures("engine")
+@by_both
 def test_many_directories_in_a_deep_one_are_copied_and_cleared(area: Path) -> None:
     for name in ("source", "target"):
         fd = bottom(area / name, 120)
@@ -100,7 +90,7 @@ def test_many_directories_in_a_deep_one_are_copied_and_cleared(area: Path) -> No
     os.close(fd)
 
 
-@pytest.mark.usefixtures("engine")
+@by_both
 def test_each_file_that_is_newer_in_a_deep_directory_is_counted(area: Path) -> None:
     for name in ("source", "target"):
         fd = bottom(area / name, 120)
@@ -115,7 +105,7 @@ def test_each_file_that_is_newer_in_a_deep_directory_is_counted(area: Path) -> N
     assert summary.notes["newer"].examples[0].rpartition("/")[2].startswith("f")
 
 
-@pytest.mark.usefixtures("engine")
+@by_both
 def test_each_file_that_fails_in_a_deep_directory_is_counted(area: Path) -> None:
     fd = bottom(area / "source", 120)
     fill(fd, b"x")

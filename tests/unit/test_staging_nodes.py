@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from array import array
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,32 +24,13 @@ from tests.faults import trees
 from tests.unit.copying import coordinator, finish, next_work, worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from beeond_ctl.staging.transfer import Summary
 
 USER = Identity(65534, 65534, (65534,))
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-@pytest.fixture
-def area() -> Iterator[Path]:
-    """A directory that every user may pass, in memory."""
-    area = Path("/dev/shm") / f"staging-nodes-{os.getpid()}-{os.urandom(4).hex()}"
-    area.mkdir()
-    area.chmod(0o755)
-    yield area
-    for name in ("source", "target"):
-        subprocess.run(["umount", "-q", area / name], check=False)
-    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
-    shutil.rmtree(area)
-
-
-@pytest.fixture
-def copier() -> Iterator[Copier]:
-    copier = Copier(None)
-    yield copier
-    copier.close()
 
 
 def take_until(

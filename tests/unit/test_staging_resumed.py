@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,7 @@ from tests.faults import trees
 from tests.unit.copying import coordinator, next_work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from beeond_ctl.staging.transfer import Summary
 
@@ -27,15 +26,9 @@ OLD_NS = 10**18
 
 
 @pytest.fixture
-def area() -> Iterator[Path]:
-    """A directory that every user may pass, in memory where there is any."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
-    area = base / f"resumed-{os.getpid()}-{os.urandom(4).hex()}"
-    (area / "source").mkdir(parents=True)
-    area.chmod(0o755)
-    yield area
-    subprocess.run(["chmod", "-R", "u+rwX", area], check=False)
-    shutil.rmtree(area)
+def area(area: Path) -> Path:
+    (area / "source").mkdir()
+    return area
 
 
 def stage(area: Path, *flags: str, user: Identity | None = None, **more: bool | bytes) -> Summary:
@@ -255,8 +248,8 @@ def test_a_destination_that_was_there_has_its_mode_again(area: Path) -> None:
     assert mode(area / "target") == 0o555
 
 
-@pytest.mark.root
-def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Path) -> None:
+def open_up_and_end(area: Path) -> None:
+    """A run that ends when it has made a closed destination writable."""
     write(area / "source/f", "x")
     (area / "target").mkdir()
     give(area)
@@ -265,6 +258,11 @@ def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Pat
     next_work(transfer, "n1")
     transfer.cancel("test")
     transfer.close()
+
+
+@pytest.mark.root
+def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Path) -> None:
+    open_up_and_end(area)
     assert mode(area / "target") == 0o700
     assert stage(area, user=USER).proved
     assert mode(area / "target") == 0o500
@@ -275,14 +273,7 @@ def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Pat
 
 @pytest.mark.root
 def test_a_mode_that_somebody_has_given_it_since_stays(area: Path) -> None:
-    write(area / "source/f", "x")
-    (area / "target").mkdir()
-    give(area)
-    (area / "target").chmod(0o500)
-    transfer = coordinator(area, "n1", user=USER)
-    next_work(transfer, "n1")
-    transfer.cancel("test")
-    transfer.close()
+    open_up_and_end(area)
     (area / "target").chmod(0o2770)
     assert stage(area, user=USER).proved
     assert mode(area / "target") == 0o2770

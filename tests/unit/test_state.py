@@ -81,24 +81,6 @@ def _hold(root: str, ready: object, release: object) -> None:
         release.wait(30)  # type: ignore[attr-defined]
 
 
-def test_one_process_at_a_time_works_on_a_job_of_a_node(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ready, release = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(str(tmp_path), ready, release))
-    other.start()
-    try:
-        assert ready.wait(30)
-        with pytest.raises(NodeError, match="another beeond-ctl"), states.locked(str(tmp_path), 42, "wait"):
-            pass
-        with states.locked(str(tmp_path), 43, "x"):
-            pass
-    finally:
-        other.kill()
-        other.join()
-    with states.locked(str(tmp_path), 42, "x"):  # the lock died with its process
-        pass
-
-
 @contextmanager
 def held(root: Path) -> Iterator[int]:
     """The pid of a process that has the lock of job 42."""
@@ -113,6 +95,16 @@ def held(root: Path) -> Iterator[int]:
     finally:
         other.kill()
         other.join()
+
+
+def test_one_process_at_a_time_works_on_a_job_of_a_node(tmp_path: Path) -> None:
+    with held(tmp_path):
+        with pytest.raises(NodeError, match="another beeond-ctl"), states.locked(str(tmp_path), 42, "wait"):
+            pass
+        with states.locked(str(tmp_path), 43, "x"):
+            pass
+    with states.locked(str(tmp_path), 42, "x"):  # the lock died with its process
+        pass
 
 
 def lock(root: Path, *, wait_s: float = 0, hung_s: float = math.inf, told: list[str] | None = None) -> None:
