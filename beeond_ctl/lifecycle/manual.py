@@ -23,7 +23,7 @@ from beeond_ctl import slurm
 from beeond_ctl import state as states
 from beeond_ctl.errors import NodeError, PeerError, UsageError, one_line
 from beeond_ctl.launch import all_done, fold, on_nodes
-from beeond_ctl.lifecycle import bringup, guard, own, steps, teardown
+from beeond_ctl.lifecycle import bringup, guard, own, recover, steps, teardown
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import FIRST_OWN_ID, LAST_OWN_ID, Job, make_plan
 from beeond_ctl.request import JobNames, encode, expand_all, needs_scheduler
@@ -195,7 +195,7 @@ def _up_here(config: SiteConfig, order: dict[str, Any]) -> None:
 
 
 def down_here(config: SiteConfig, run_id: int) -> None:
-    """This node's part of `down`; nothing to do where there is nothing.
+    """This node's part of `down`, which is that of `recover` where data is kept; nothing to do where there is nothing.
 
     Raises RetainedError when the data was kept, NodeError when something could not be removed.
     """
@@ -205,16 +205,19 @@ def down_here(config: SiteConfig, run_id: int) -> None:
         )
     with states.locked(config.paths.run, run_id, "try again"):
         state = states.read(config.paths.run, run_id)
-        if state is None:
+        if state is not None and state.phase != "retained":
+            here = Here(configuration.recorded(state.config, state.job.job_id), state)
+            here.events.log("down")
+            with (
+                guard.accounted(config, here.node, run_id, ends=True),
+                here.events.timed("tear-down"),
+                guard.interruptible(),
+            ):
+                teardown.end(here, "down", prepare=teardown.revive)
             return
-        here = Here(configuration.recorded(state.config, state.job.job_id), state)
-        here.events.log("down")
-        with (
-            guard.accounted(config, here.node, run_id, ends=True),
-            here.events.timed("tear-down"),
-            guard.interruptible(),
-        ):
-            teardown.end(here, "down", prepare=teardown.revive)
+    # Of kept data, or after a reboot, nothing is attached, and a source that is missing may have been lost.
+    if state is not None or recover.recorded(config, run_id):
+        recover.on_this_node(config, run_id, discard=False, proved=[])
 
 
 def _order(word: str) -> dict[str, Any]:

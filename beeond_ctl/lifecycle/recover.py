@@ -79,9 +79,9 @@ def alive(config: SiteConfig, job_id: int, state: states.State | None) -> str:
     Raises NodeError when Slurm, who alone knows, does not answer.
     """
     if own.without_slurm(config, job_id):
-        # Bring-up holds the lock until the instance is ready: one that never was has been left by it.
-        left = state is not None and not state.ran
-        return "" if left else "in use until `beeond-ctl down`"
+        # Bring-up holds the lock until the instance is ready: one that never was has been left by it. One without a
+        # state has been so for longer than its first or last moment: the node was rebooted.
+        return "in use until `beeond-ctl down`" if state is not None and state.ran else ""
     found, _ = slurm.state_and_nodes(config.slurm.path, job_id)
     return found if found in slurm.ALIVE else ""
 

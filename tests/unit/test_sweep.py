@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import time
@@ -17,8 +18,8 @@ import pytest
 from beeond_ctl import events, mounts, storage, supervisor
 from beeond_ctl import state as states
 from beeond_ctl.config import SiteConfig
-from beeond_ctl.errors import NodeError
-from beeond_ctl.lifecycle import claims, recover, sweep, teardown
+from beeond_ctl.errors import NodeError, RetainedError
+from beeond_ctl.lifecycle import claims, manual, recover, secret, sweep, teardown
 from beeond_ctl.plan import FIRST_OWN_ID, Job, Plan, make_plan
 from beeond_ctl.request import Request, Transfer, encode
 from tests.unit.root_directory import needs_root, root_directory
@@ -67,10 +68,12 @@ def site(root: Path, kind: str = "directory", **more: Any) -> SiteConfig:
     })  # fmt: skip
 
 
-def instance(config: SiteConfig, job_id: int, *, owed: bool = False, **more: Any) -> Plan:
+def instance(
+    config: SiteConfig, job_id: int, *, owed: bool = False, asked: Request | None = None, **more: Any
+) -> Plan:
     """An instance of a job of this node alone, as the Prolog leaves it but for its services."""
-    job = Job(job_id, 1000, 1000, "alice")
-    request = Request(stage_out=(Transfer("out", "/global/out"),)) if owed else Request()
+    job = more.pop("job", Job(job_id, 1000, 1000, "alice"))
+    request = asked or (Request(stage_out=(Transfer("out", "/global/out"),)) if owed else Request())
     node = os.uname().nodename.split(".")[0]
     plan = make_plan(config, request, job, (node,))
     state = states.State(
@@ -456,6 +459,55 @@ def test_what_up_left_before_it_was_ready_is_dead_once_nobody_brings_it_up(root:
     assert verdicts(config) == {used: "live"}
     assert [path.name for path in (root / "nvme0").iterdir()] == [f"job-{FIRST_OWN_ID + 1}"]
     assert [path.name for path in (root / "run/jobs").iterdir()] == [str(FIRST_OWN_ID + 1)]
+
+
+def test_a_crash_in_the_first_moment_of_up_leaves_what_sweep_removes(root: Path) -> None:
+    config = site(root)
+    (root / "silent").touch()
+    directory = states.run_dir(config.paths.run, FIRST_OWN_ID)
+    directory.mkdir(parents=True)
+    states._keep_room(directory)
+    assert verdicts(config) == {f"job {FIRST_OWN_ID}": "removed"}
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_what_up_left_kept_on_a_node_that_was_rebooted_can_be_given_up(root: Path, swept: bool) -> None:
+    config = site(root)
+    instance(config, FIRST_OWN_ID, owed=True, phase="retained")
+    shutil.rmtree(root / "run")
+    if swept:
+        assert verdicts(config) == {f"job {FIRST_OWN_ID}": "kept"}
+    recover.on_this_node(config, FIRST_OWN_ID, discard=True, proved=[])
+    assert not list((root / "nvme0").iterdir())
+    assert verdicts(config) == {}
+
+
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize("kind", ["directory", "image"])
+def test_down_believes_no_missing_source_after_a_reboot(root: Path, kind: str, swept: bool) -> None:
+    (root / "global").mkdir()
+    (root / "global").chmod(0o777)
+    paths = {"run": f"{root}/run", "log": f"{root}/log", "secret": f"{root}/secret"}
+    config = site(root, kind, paths=paths, backend={"default": "local", "allowed": ["local"]})
+    secret.add(config)
+    asked = Request(backend="local", stage_out=(Transfer("out", f"{root}/global/out"),))
+    user = pwd.getpwnam("nobody")
+    plan = instance(
+        config, FIRST_OWN_ID, asked=asked, job=Job(FIRST_OWN_ID, user.pw_uid, user.pw_gid, "nobody")
+    )
+    left = Path(plan.targets[0].data, "result")
+    left.write_text("weeks")  # what was in `out` had not reached the device
+    storage.detach(plan, deadline_s=5)
+    shutil.rmtree(root / "run")
+    if swept:
+        assert verdicts(config) == {f"job {FIRST_OWN_ID}": "kept"}
+    with pytest.raises(RetainedError, match="out is not there now"):
+        manual.down_here(config, FIRST_OWN_ID)
+    assert verdicts(config) == {f"job {FIRST_OWN_ID}": "kept"}
+    storage.attach(plan, deadline_s=5)
+    assert left.read_text() == "weeks"
+    storage.detach(plan, deadline_s=5)
 
 
 def test_event_logs_past_their_age_are_removed_but_for_those_of_jobs_that_are_here(root: Path) -> None:
