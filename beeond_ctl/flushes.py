@@ -106,14 +106,14 @@ def take_turn(directory: Path, node: str, run: str) -> int | None:
     try:
         with open(fd, "w") as file:
             json.dump({"node": node, "run": run}, file)
-        is_last = _last_turn(directory) <= number
+        turns = _turns(directory)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    if not is_last:
+    if max(turns, default=0) > number:
         path.unlink(missing_ok=True)
         return None
-    for old in _turns(directory):
+    for old in turns:
         if old < number:
             with suppress(OSError):
                 _turn(directory, old).unlink()

@@ -382,6 +382,9 @@ def _turn(place: Path, run: str) -> _Turn | None:
         raise UserError(f"no journal can be kept in {show(str(place))}: {error.strerror}{full}") from error
 
 
+_TAKEN_OVER = "it said nothing for so long that another flush of the same has taken over"
+
+
 class _Note:
     """Writes down how far a flush is. A status that cannot be written costs the display and, if it lasts, the turn."""
 
@@ -397,23 +400,22 @@ class _Note:
             "node": os.environ.get("SLURMD_NODENAME", ""), "began": time.time(), "news": [],
         }  # fmt: skip
 
-    def _write(self, state: str, **facts: Any) -> None:  # noqa: ANN401 - whatever JSON can say
+    def _write(self, state: str, **facts: Any) -> bool:  # noqa: ANN401 - whatever JSON can say
+        """Write it down, unless another one has taken over, whose status it is now; whether it is ours."""
         self._status |= {"state": state, **facts}
         self._written_s = time.monotonic()
-        if self._turn.is_ours():  # else it is another's status
-            with suppress(OSError):
-                flushes.write(self._turn.place, self._status)
+        if not self._turn.is_ours():
+            return False
+        with suppress(OSError):
+            flushes.write(self._turn.place, self._status)
+        return True
 
     def began(self) -> None:
         """Say that it has begun. Raises OSError: without this nobody would see it."""
-        self._go_on()
+        if not self._turn.is_ours():
+            raise OSError(_TAKEN_OVER)
         self._status["state"] = "running"
         flushes.write(self._turn.place, self._status)
-
-    def _go_on(self) -> None:
-        """Raises OSError if we stood still for so long that another one goes on in our place."""
-        if not self._turn.is_ours():
-            raise OSError("it said nothing for so long that another flush of the same has taken over")
 
     def also(self, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
         """`tell`, and the status every two seconds. Raises OSError if another has taken over."""
@@ -421,12 +423,13 @@ class _Note:
         def both(now: Progress) -> None:
             tell(now)
             if time.monotonic() - self._written_s >= flushes.BEAT_S:
-                self._go_on()
-                self._write(
+                ours = self._write(
                     "running", entries_done=now.entries_done, entries_total=now.entries_total,
                     bytes_done=now.bytes_done, bytes_total=now.bytes_total, seconds=round(now.seconds, 3),
                     nodes=now.bytes_by_node,
                 )  # fmt: skip
+                if not ours:
+                    raise OSError(_TAKEN_OVER)
 
         return both
 
