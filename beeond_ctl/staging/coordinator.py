@@ -238,14 +238,12 @@ class Coordinator:
             and (header.get("live") or not self.job.live)
         )
         if not usable:
+            kept = [("header", wire.dumps(stated))]
+            kept += [("root", "")] if self._root_made else []
+            kept += [("mode", f"{self._root_mode:o}")] if self._root_mode is not None else []
+            kept += [("dirs", dirs) for dirs, _, _ in self._set_aside("gone")]
             journal.restart()
-            journal.append(("header", wire.dumps(stated)))
-            if self._root_made:
-                journal.append(("root", ""))
-            if self._root_mode is not None:
-                journal.append(("mode", f"{self._root_mode:o}"))
-            for dirs, _, _ in self._set_aside("gone"):
-                journal.append(("dirs", dirs))
+            journal.append(*kept)
         elif any(header.get(key) and not stated[key] for key in _STRENGTHS):
             weaker = {key: bool(header.get(key) and stated[key]) for key in _STRENGTHS}
             journal.append(("header", wire.dumps({**stated, **weaker})))

@@ -16,6 +16,7 @@ Reads lines of fields (see `wire`) from standard input and answers each but the 
     link   TAG DIRS PAYLOAD                further names of files that are there
     delete TAG DIRS SEEN                   remove what the source directories no longer have; SEEN as the scanner says
     clean  TAG DIRS                        remove temporary names of this transfer
+    gone   TAG DIRS                        the same in directories that the source may have no more
     finish TAG DIRS                        metadata of directories, and sync them
     unmark TAG                             remove the name that tells the destination from other directories
 
@@ -286,11 +287,12 @@ class Copier:
         self.private: bool = setup["private"]  # nobody else uses the destination before all is proved
         self.update, self.read_back = "update" in flags, "metadata-only" not in flags
         self.source = Tree(setup["source"], make=False)
-        self.target = Tree(setup["destination"], make=True, fresh=setup["fresh"] and not self.resumed)
+        self.target = Tree(setup["destination"], make=False, fresh=setup["fresh"] and not self.resumed)
         self.there = (
             Tree(setup["destination"], make=False) if setup["again"] else None
         )  # to look, and make nothing
         self._recognize()
+        self.target.begin_to_make()  # not before: it may be another directory
         self.source_root_device = os.fstat(self.source.root.fd).st_dev
         self.same_device = self.source_root_device == os.fstat(self.target.root.fd).st_dev
         self.sync = _Sync(self.target.root.fd, durable=setup["durable"])

@@ -11,6 +11,8 @@ from array import array
 from bisect import bisect_left
 from itertools import islice
 
+from beeond_ctl import libc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +28,8 @@ _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # prctl(2)
 
 def harden() -> None:
     """Give up what is left of privileges for good, and let nobody look into this process. Raises OSError."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
-        if libc.prctl(option, value, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl")
+    libc.call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def marks(known: array[int]) -> Marks:

@@ -227,6 +227,8 @@ class _Look:
         except OSError as error:
             self._unread(error, path)
             return
+        if not surplus:
+            return
         for doomed in Walk(os.fstat(self.tree.root.fd), None, self._unread).doomed(directory, path, surplus):
             if time.monotonic() > self.deadline_s:
                 self.found.complete = False

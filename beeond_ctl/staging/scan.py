@@ -2,10 +2,11 @@
 
 Reads one line of JSON from standard input and writes lines of fields (see `wire`) to standard output:
 
-    making                                the root of the destination is to be made; waits for a line `go`
+    making  MODE                          the root of the destination is to be opened up, and has this mode (octal), or
+                                          is to be made (no MODE); waits for a line `go`
     ready   SETUP                         what every copier needs to know
     missing TEXT                          there is no source; nothing follows
-    refused TEXT                          the transfer makes no sense; nothing follows
+    refused JSON                          `[SIDE, CAUSE, TEXT]`, why it makes no sense; nothing follows
     batch   ENTRIES BYTES DIRS PAYLOAD    files and links to copy
     kept    ENTRIES                       the destination has these already: proved by an earlier run, or `update`
     have    FLAGS   DIGESTS               what an earlier run proved of the big file that follows: 0 or 1 for each
@@ -14,6 +15,7 @@ Reads one line of JSON from standard input and writes lines of fields (see `wire
     links   ENTRIES 0     DIRS PAYLOAD    names of files that have another name in an earlier batch
     dirs    ENTRIES 0     DIRS -          directories to finish, in any order
     locked  ENTRIES 0     DIRS -          directories that let nobody pass when finished: children after parents
+    gone    0       0     DIRS -          directories of earlier flushes, to be cleaned if the source has them no more
     delete  ENTRIES 0     DIRS SEEN       directories, in any order, for `delete`: what they have not goes
     look    NUMBER  0     DIRS PAYLOAD    names for any node to look at; it is answered by a line `looked NUMBER LOOKED`
     listed  DIRS    FILES JSON            how much was taken from the list of the source, or why nothing was
@@ -809,32 +811,31 @@ def _refused(config: dict[str, Any], source: str, destination: str) -> bool:
         others=config["others"],
     )
     if text:
-        _say("refused", wire.dumps(["destination", "other", text]))
+        _refuse("destination", text)
     return bool(text)
 
 
-def _folds(token: str, destination: str) -> bool:
-    """Whether names that differ may be the same in `destination`: in case, in how an accent is written, by a last dot.
+def _refuse(side: str, why: OSError | StagingError | str) -> None:
+    told = ("other", why) if isinstance(why, str) else (cause_of(why), text_of(why))
+    _say("refused", wire.dumps([side, *told]))
 
-    Not so where no name can be made.
+
+def _folds(token: str, fd: int) -> bool:
+    """Whether names that differ may be the same in the directory `fd`: in case, in how an accent is written, by a last
+    dot. Not so where no name can be made.
     """
     stem = f"{child.PREFIX}{token}.f{os.urandom(8).hex()}"
-    tree = Tree(destination, make=True)
-    fd = tree.root.fd
     try:
-        try:
-            mark(fd, f"{stem}A\u00e9")
-        except OSError:
-            return False
-        try:
-            return any(_is_there(f"{stem}{end}", fd) for end in ("a\u00e9", "Ae\u0301", "A\u00e9."))
-        finally:
-            try:
-                unmark(fd, f"{stem}A\u00e9")
-            except OSError:
-                _say("dirty")
+        mark(fd, f"{stem}A\u00e9")
+    except OSError:
+        return False
+    try:
+        return any(_is_there(f"{stem}{end}", fd) for end in ("a\u00e9", "Ae\u0301", "A\u00e9."))
     finally:
-        tree.close()
+        try:
+            unmark(fd, f"{stem}A\u00e9")
+        except OSError:
+            _say("dirty")
 
 
 def _is_there(name: str, directory: int) -> bool:
@@ -878,22 +879,18 @@ def _on_record(mode: str) -> None:
         raise BrokenPipeError  # nobody is there to put it on record
 
 
-def _marked(token: str, destination: str) -> str:
-    """A name that was made in `destination`, by which other nodes know whether they see the same, if it can be
+def _marked(token: str, fd: int) -> str:
+    """A name that was made in the directory `fd`, by which other nodes know whether they see the same, if it can be
     made."""
     name = f"{child.PREFIX}{token}.m{os.urandom(8).hex()}"
     try:
-        tree = Tree(destination, make=True)
-        try:
-            mark(tree.root.fd, name)
-        finally:
-            tree.close()
+        mark(fd, name)
     except OSError:
         return ""
     return name
 
 
-def _sights(config: dict[str, Any], source: int, destination: str) -> dict[str, Any]:
+def _sights(config: dict[str, Any], source: int, destination: int) -> dict[str, Any]:
     """What copiers have to see, so that none of another node takes a directory of its own for the same: a name at the
     destination; at the source, where nothing may be written, the kernel and the device if it may be each node's own.
     Raises OSError."""
@@ -902,6 +899,36 @@ def _sights(config: dict[str, Any], source: int, destination: str) -> dict[str, 
     places = [own_place(source) if is_own(source) else None, own_place(destination)]
     marker = _marked(config["token"], destination)
     return {"marker": marker, "places": [places[0], None if marker else places[1]]}
+
+
+def _look_at_root(
+    config: dict[str, Any], source: int, destination: str, *, single: bool, mode: int | None
+) -> dict[str, Any] | None:
+    """What copiers have to know of the destination; None where it is refused, which is then told.
+
+    `mode` is what the root had, if it has to be opened up. Raises OSError where it cannot have that again.
+    """
+    try:
+        root = Tree(destination, make=True)
+    except OSError as error:
+        _refuse("destination", error)
+        return None
+    fd = root.root.fd
+    try:
+        folds = not single and _folds(config["token"], fd)
+        if folds and "delete" in config["flags"]:
+            text = (
+                "takes names for one that differ in case or the like, so that delete cannot tell them apart"
+            )
+            raise StagingError("other", f"{text}; take the flag away")  # noqa: TRY301
+        return {"folds": folds, **_sights(config, source, fd)}
+    except (OSError, StagingError) as error:
+        if mode is not None:
+            os.fchmod(fd, mode)  # no `unmark` will
+        _refuse("destination", error)
+        return None
+    finally:
+        root.close()
 
 
 def _entry(name: str, info: os.stat_result) -> list[Any]:
@@ -919,12 +946,12 @@ def _main() -> None:
         info = os.stat(source)
     except (FileNotFoundError, NotADirectoryError):
         if why := blocked(source):
-            _say("refused", wire.dumps(["source", "other", why]))
+            _refuse("source", why)
         else:
             _say("missing", wire.dumps("no such file or directory"))
         return
     except OSError as error:
-        _say("refused", wire.dumps(["source", cause_of(error), f"{text_of(error)}"]))
+        _refuse("source", error)
         return
     proofs = None
     flushed = _flushed(config)
@@ -956,11 +983,11 @@ def _main() -> None:
                 return
             if os.path.exists(destination) and not os.path.isdir(destination):
                 text = "is a file, and the source a directory; move it away, or name another place"
-                _say("refused", wire.dumps(["destination", "other", text]))
+                _refuse("destination", text)
                 return
             made = _make(destination)
         else:
-            _say("refused", wire.dumps(["source", "other", "neither a file nor a directory"]))
+            _refuse("source", "neither a file nor a directory")
             return
         side = "source"
         tree = Tree(source, make=False)
@@ -970,24 +997,15 @@ def _main() -> None:
         if not (made or config["root_made"] or flushed.root_made):
             root_mode = _root_mode(config["root_mode"], flushed.root_mode, target)
     except OSError as error:
-        _say("refused", wire.dumps([side, cause_of(error), text_of(error)]))
+        _refuse(side, error)
         return
     root = os.fstat(tree.root.fd)
     fresh = (made or config["root_made"]) and not flushed.root_made
     if config["all_or_nothing"] and not fresh:
         with os.scandir(destination) as names:
             fresh = next(names, None) is None
-    try:
-        folds = _folds(config["token"], destination)
-        if folds and single is None and "delete" in flags:
-            text = (
-                "takes names for one that differ in case or the like, so that delete cannot tell them apart"
-            )
-            _say("refused", wire.dumps(["destination", "other", f"{text}; take the flag away"]))
-            return
-        sights = _sights(config, tree.root.fd, destination)
-    except OSError as error:
-        _say("refused", wire.dumps(["destination", cause_of(error), text_of(error)]))
+    known = _look_at_root(config, tree.root.fd, destination, single=single is not None, mode=root_mode)
+    if known is None:
         return
     setup = {
         "source": source,
@@ -1007,8 +1025,7 @@ def _main() -> None:
         "clock": scan.clock,
         "again": scan.again,
         "hidden": scan.hidden,
-        "folds": folds,
-        **sights,
+        **known,
     }
     if scan.clock:
         try:  # noqa: SIM105 (contextlib takes longer to import than the rest of this)

@@ -24,10 +24,10 @@ def is_own(fd: int) -> bool:
     return not kind or kind in _NUMBERLESS
 
 
-def own_place(directory: int | str) -> list[str | int]:
-    """What no other node has of a directory of its own: this kernel, and the device. Raises OSError."""
+def own_place(fd: int) -> list[str | int]:
+    """What no other node has of its own directory `fd`: this kernel, and the device. Raises OSError."""
     with open("/proc/sys/kernel/random/boot_id") as file:
-        return [file.read().strip(), os.stat(directory).st_dev]
+        return [file.read().strip(), os.fstat(fd).st_dev]
 
 
 def mark(fd: int, name: str) -> None:

@@ -123,6 +123,11 @@ class Tree:
         except OSError:  # a file system without extended attributes, or one that does not show them
             found.default_acl = False
 
+    def begin_to_make(self) -> None:
+        """From now on make what is missing, and open up what is closed, as with `make`. Raises OSError."""
+        self.make = True
+        self.unlock()
+
     def unlock(self) -> None:
         """Give the owner access to the root again, once its final mode has been set. Raises OSError."""
         self._prepare(self.root)

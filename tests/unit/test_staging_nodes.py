@@ -119,8 +119,10 @@ def test_a_node_with_a_directory_of_its_own_copies_nothing(
 def test_a_node_on_which_the_source_is_not_mounted_is_told_by_its_own_file_system(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "name").touch()
+    (tmp_path / "target").chmod(0o555)
     with pytest.raises(StagingError, match="another directory as the source"):
         worker(tmp_path, marker="name")
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o555  # that of another stays as it is
 
 
 def test_the_name_is_not_for_delete(area: Path) -> None:
