@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.job_faults import HOLD, RESULT, hooked, kept, let_go, recover, running, says, working
+from tests.integration.job_faults import (
+    HOLD,
+    RESULT,
+    assert_all_is_there,
+    hooked,
+    kept,
+    let_go,
+    recover,
+    running,
+    says,
+    working,
+)
 from tests.integration.site_config import CONFIG
 from tests.integration.test_main_job import ready  # noqa: F401 - before and after each test
 
@@ -111,7 +122,7 @@ def test_devices_that_somebody_else_has_filled_are_staged_out_from(cluster: Clus
     finally:
         for node in ("n1", "n2", "n3"):
             cluster.unfill(node)
-    assert cluster.run("login", ["sh", "-c", f"ls {RESULT} | wc -l"]).stdout == "40\n"
+    assert_all_is_there(cluster)
     cluster.wait_clean(before, timeout_s=10)
 
 
@@ -135,5 +146,5 @@ def test_a_device_that_dies_while_data_is_staged_out_proves_nothing(cluster: Clu
     cluster.run("login", ["rm", "-rf", RESULT])
     recover(cluster, job)
     cluster.wait_idle()
-    assert cluster.run("login", ["sh", "-c", f"ls {RESULT} | wc -l"]).stdout == "40\n"
+    assert_all_is_there(cluster)
     cluster.wait_clean(before, timeout_s=10)

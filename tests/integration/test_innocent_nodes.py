@@ -53,11 +53,12 @@ def failure(cluster: Cluster, job: int, node: str) -> str:
 def another_secret(cluster: Cluster, node: str) -> Iterator[None]:
     """A node that has missed a rotation."""
     path = "/etc/beeond-ctl/secret"
-    own = cluster.read(node, path)
-    for text in (secrets.token_hex(32) + "\n", own):
-        cluster.run(node, ["install", "-m", "600", "/dev/stdin", path], input=text)
-        if text != own:
-            yield
+    own, put = cluster.read(node, path), ["install", "-m", "600", "/dev/stdin", path]
+    cluster.run(node, put, input=secrets.token_hex(32) + "\n")
+    try:
+        yield
+    finally:
+        cluster.run(node, put, input=own)
 
 
 def test_a_leader_that_nobody_can_reach_drains_itself_and_nobody_else(cluster: Cluster) -> None:

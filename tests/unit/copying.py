@@ -12,12 +12,22 @@ from beeond_ctl.staging import copier
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Identity, Job
+from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import serve
+from tests.faults import trees
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from beeond_ctl.staging.transfer import Summary
+    from beeond_ctl.staging.worker import Copier
+
+SCAN: dict[str, Any] = {
+    "source": "/", "destination": "/", "flags": [], "token": "0", "run": 1, "only": "", "flushes": "",
+    "alone": False, "nodes": 1, "journal": None, "header": {"live": False},
+}  # fmt: skip
+"""What a scanner is told."""
 
 by_both = pytest.mark.usefixtures("engine")
 """What holds with the native part and without it."""
@@ -51,7 +61,7 @@ def next_work(transfer: Coordinator, node: str) -> dict[str, Any]:
     return answer
 
 
-def finish(transfer: Coordinator, *nodes: str, user: Identity | None = None) -> Summary:
+def finish(transfer: Coordinator, *nodes: str, user: Identity | None = None, processes: int = 1) -> Summary:
     """Serve `nodes` until the transfer has ended."""
     stop = threading.Event()
     threads = [
@@ -61,7 +71,7 @@ def finish(transfer: Coordinator, *nodes: str, user: Identity | None = None) -> 
                 lambda node=node: transfer.take(node),
                 lambda result, node=node: transfer.report(node, result),
             ),
-            kwargs={"user": user, "stop": stop, "processes": 1, "pause": transfer.wait},
+            kwargs={"user": user, "stop": stop, "processes": processes, "pause": transfer.wait},
         )
         for node in nodes
     ]
@@ -71,3 +81,41 @@ def finish(transfer: Coordinator, *nodes: str, user: Identity | None = None) -> 
         thread.join()
     transfer.close()
     return transfer.summary()
+
+
+def take_until(
+    transfer: Coordinator, node: str, doer: Copier, kind: str, index: int = -1,
+    *, passing: Collection[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Do what `node` is given until it is work of this `kind` (and on this piece), which is only taken.
+
+    `passing` are the kinds that may come before, if not any may.
+    """
+    while True:
+        work: dict[str, Any] = next_work(transfer, node)["work"]
+        assert passing is None or work["kind"] in passing, work["kind"]
+        if work["kind"] == kind and (index < 0 or work["fields"][1] == str(index)):
+            return work
+        transfer.report(node, doer.run(work))
+
+
+def kill(transfer: Coordinator) -> None:
+    """Leave a transfer, of which some work may be out, as it is."""
+    transfer.cancel("test")
+    transfer.close()
+
+
+def holey(path: Path) -> None:
+    """A file of four pieces, with something in each, that takes next to no room and time."""
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "wb") as file:
+        for index in range(4):
+            file.seek(index * PIECE)
+            file.write(b"piece %d" % index)
+        file.truncate(3 * PIECE + 4096)
+
+
+def assert_copied(area: Path, summary: Summary) -> None:
+    assert summary.proved, summary.problems()
+    same = trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
+    assert same  # nobody wants to see the difference

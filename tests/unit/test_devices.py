@@ -21,6 +21,7 @@ from beeond_ctl.errors import NodeError, UserError
 from beeond_ctl.lifecycle import sweep
 from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request
+from tests.unit.holding import ending, started
 from tests.unit.root_directory import needs_root, root_directory
 
 if TYPE_CHECKING:
@@ -300,6 +301,8 @@ def test_an_erasure_that_is_killed_anywhere_leaves_no_foreign_device(
         erase(disk, base, method)
         assert devices.content(disk) is None
         assert found_on(disk) == ""
+    else:
+        pytest.fail("not every call was reached")
     assert number > 8
 
 
@@ -309,25 +312,18 @@ def hold_detached(base: Path, disk: str, uid: int) -> subprocess.Popen[bytes]:
     (point / "file").write_text("x")
     seen.mkdir()
     mounts.bind(str(point), str(seen))
-    child = subprocess.Popen(
-        ["sh", "-c", f"exec 3<{seen}/file; echo 1; exec sleep 60"], stdout=subprocess.PIPE, user=uid
-    )
-    assert child.stdout
-    assert child.stdout.readline() == b"1\n"
+    child = started(["sh", "-c", f"exec 3<{seen}/file; echo 1; exec sleep 60"], uid)
     run("umount", "--lazy", seen)
     return child
 
 
 def test_a_file_that_the_user_still_has_open_holds_up_no_erasure(base: Path, disk: str) -> None:
     child = hold_detached(base, disk, 2001)
-    try:
+    with ending(child):
         deadline = time.monotonic() + 60
         devices.erase(disk, str(base / "point"), 7, "delete", deadline=deadline, uid=2001)
         assert child.wait(10) == -15
         assert devices.content(disk) is None
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_who_else_uses_the_device_is_named_and_lives(
@@ -335,14 +331,11 @@ def test_who_else_uses_the_device_is_named_and_lives(
 ) -> None:
     monkeypatch.setattr(devices, "_HELD_S", 2)
     child = hold_detached(base, disk, 0)
-    try:
+    with ending(child):
         with pytest.raises(NodeError, match=rf"in use \(sleep \(pid {child.pid}, root\), not the job's\)"):
             erase(disk, base)
         assert child.poll() is None
         assert devices.content(disk) == devices.Content(7, "whole")
-    finally:
-        child.kill()
-        child.wait()
     erase(disk, base)
     assert devices.content(disk) is None
 

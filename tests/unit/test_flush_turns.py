@@ -38,6 +38,8 @@ def note(what):
 
 def copy(*args, **options):
     note("begins")
+    while (area / f"hold-{node}").exists():
+        time.sleep(0.02)
     time.sleep(hold_s)
     summary = copy_local(*args, **options)
     note("ends")
@@ -85,7 +87,8 @@ def waits(area: Path, name: str) -> bool:
 
 def test_of_several_nodes_that_wait_for_one_flush_one_begins_at_a_time(area: Path) -> None:
     others = ["b", "c", "d", "e"]
-    with on_node(area, "a", 6.0) as first:
+    (area / "hold-a").touch()
+    with on_node(area, "a", 0.0) as first:
         wait_for(lambda: log(area) == ["begins a"], 20)
         with (
             on_node(area, "b", 0.4) as b, on_node(area, "c", 0.4) as c,
@@ -93,6 +96,7 @@ def test_of_several_nodes_that_wait_for_one_flush_one_begins_at_a_time(area: Pat
         ):  # fmt: skip
             wait_for(lambda: all(waits(area, name) for name in others), 20)
             assert log(area) == ["begins a"]
+            (area / "hold-a").unlink()
             assert [child.wait(60) for child in (first, b, c, d, e)] == [0] * 5
     found = log(area)
     order = [line.split()[1] for line in found[::2]]

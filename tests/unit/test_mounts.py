@@ -17,6 +17,7 @@ from beeond_ctl import mounts
 from beeond_ctl.aside import tried
 from beeond_ctl.errors import NodeError
 from tests.testbed import host
+from tests.unit.holding import ending, started
 from tests.unit.root_directory import needs_root, root_directory
 
 if TYPE_CHECKING:
@@ -103,26 +104,6 @@ def hold(point: str, how: str, *, uid: int = USER, within: tuple[str, ...] = ())
     Path(point, "file").write_text("x")
     script = HOLD[how] + "\nimport time\nprint(1, flush=True)\ntime.sleep(60)"
     return started([*within, sys.executable, "-c", script, point], uid)
-
-
-def started(words: list[str], uid: int, *descriptors: int) -> subprocess.Popen[bytes]:
-    """A process of user `uid` that has said that it is ready."""
-    child = subprocess.Popen(
-        words, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[], pass_fds=descriptors
-    )
-    assert child.stdout
-    assert child.stdout.readline() == b"1\n"
-    return child
-
-
-@contextmanager
-def ending(*children: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
 
 
 @pytest.mark.parametrize("how", HOLD)

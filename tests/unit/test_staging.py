@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
-from tests.unit.copying import by_both, coordinator, finish, next_work
+from tests.unit import copying
+from tests.unit.copying import assert_copied, by_both, coordinator, finish, holey, kill, next_work
 
 if TYPE_CHECKING:
     from beeond_ctl.staging.transfer import Summary
@@ -634,9 +636,8 @@ def test_a_big_file_is_copied_in_pieces_by_all_and_resumed_by_piece(area: Path) 
     transfer, copier = coordinator(area, "n1"), Copier(None)
     for _ in range(3):  # the directory, and two of four pieces
         transfer.report("n1", copier.run(next_work(transfer, "n1")["work"]))
-    transfer.cancel("test")
     copier.close()
-    transfer.close()
+    kill(transfer)
     done = transfer.summary().bytes
     assert 0 < done < (200 << 20)
     summary = finish(coordinator(area, "n1", "n2"), "n1", "n2")
@@ -662,43 +663,12 @@ NOTHING = {"copied": 0, "skipped": 0, "bytes": 0, "notes": {}, "proofs": ""}
 BROKEN = {**NOTHING, "failures": [["io-error", "destination", "big", "Input/output error"]]}
 
 
-def holey(path: Path) -> None:
-    """A file of four pieces, with something in each, that takes next to no room and time."""
-    path.parent.mkdir()
-    with open(path, "wb") as file:
-        for index in range(4):
-            file.seek(index * PIECE)
-            file.write(b"piece %d" % index)
-        file.truncate(3 * PIECE + 4096)
-
-
-def take_until(
-    transfer: Coordinator, node: str, copier: Copier, kind: str, index: int = -1
-) -> dict[str, Any]:
-    """Do what `node` is given until it is work of this `kind` (and on this piece), which is only taken."""
-    while True:
-        work: dict[str, Any] = next_work(transfer, node)["work"]
-        assert work["kind"] in ("copy", "make", "piece", "drop"), work["kind"]
-        if work["kind"] == kind and (index < 0 or work["fields"][1] == str(index)):
-            return work
-        transfer.report(node, copier.run(work))
+take_until = partial(copying.take_until, passing=("copy", "make", "piece", "drop"))
 
 
 def fail(transfer: Coordinator, node: str, work: dict[str, Any]) -> None:
     """Say that `work` failed."""
     transfer.report(node, {"id": work["id"], "attempt": work["attempt"], **BROKEN})
-
-
-def kill(transfer: Coordinator) -> None:
-    """Leave a transfer, of which some work is out, as it is."""
-    transfer.cancel("test")
-    transfer.close()
-
-
-def assert_copied(area: Path, summary: Summary) -> None:
-    assert summary.proved, summary.problems()
-    same = trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
-    assert same  # nobody wants to see the difference
 
 
 def test_pieces_of_a_file_that_was_given_up_prove_nothing_of_the_one_begun_anew(

@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl.staging import _native, copier
-from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.causes import StagingError
-from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.wire import PIECE
-from beeond_ctl.staging.worker import serve
 from tests.areas import MEMORY, area_in
-from tests.unit.copying import by_both, worker
+from tests.unit.copying import by_both, coordinator, finish, worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,24 +71,13 @@ def test_a_newer_file_is_kept_where_this_transfer_has_made_the_directory(area: P
     (source / "one").write_text("A")
     os.link(source / "one", source / "other")
     os.utime(source / "one", ns=(OLD_NS, OLD_NS))
-    transfer = Coordinator(
-        Job(bytes(source), bytes(target)),
-        Begun(Job(bytes(source), bytes(target)), None, area / "journal"),
-        ["n1"],
-    )
+    transfer = coordinator(area, "n1")
     while not transfer._setup:
         transfer.wait(0.05)
     (target / "dir").mkdir()
     for path in [each for each in source.rglob("*") if not each.is_dir() or each.is_symlink()]:
         (target / path.relative_to(source)).write_text("B")
-    stop = threading.Event()
-    serve(
-        lambda: transfer.take("n1"),
-        lambda result: transfer.report("n1", result),
-        None, stop, processes=2, pause=transfer.wait,
-    )  # fmt: skip
-    transfer.close()
-    summary = transfer.summary()
+    summary = finish(transfer, "n1", processes=2)
     assert summary.proved, summary.problems()
     assert summary.notes["newer"].count == 84
     kept = list(target.rglob("*.newer-*"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,7 +11,7 @@ from beeond_ctl.staging import copier, scan, wire
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.local import copy_local
-from tests.unit.copying import by_both
+from tests.unit.copying import SCAN, by_both
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,10 +180,7 @@ def test_what_is_handed_out_fits_into_a_line_and_so_does_any_answer(
 def test_directories_and_names_to_look_at_fit_into_a_line(
     said: list[tuple[str, ...]], area: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config: dict[str, Any] = {
-        "token": "0", "flags": [], "run": 1, "alone": False, "only": "", "flushes": "", "nodes": 9,
-        "header": {"live": False}, "source": str(area), "destination": str(area),
-    }  # fmt: skip
+    config = {**SCAN, "nodes": 9, "source": str(area), "destination": str(area)}
     walk = scan._Scan(config, None)
     monkeypatch.setattr(walk, "pool", True)
     walk.shares = 10**6

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
@@ -21,48 +21,25 @@ from beeond_ctl.staging.proof import fingerprint
 from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
-from tests.unit.copying import coordinator, finish, next_work, worker
+from tests.unit.copying import (
+    SCAN,
+    assert_copied,
+    coordinator,
+    finish,
+    holey,
+    kill,
+    next_work,
+    take_until,
+    worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from beeond_ctl.staging.transfer import Summary
 
 USER = Identity(65534, 65534, (65534,))
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-def take_until(
-    transfer: Coordinator, node: str, copier: Copier, kind: str, index: int = -1
-) -> dict[str, Any]:
-    """Do what `node` is given until it is work of this `kind` (and on this piece), which is only taken."""
-    while True:
-        work: dict[str, Any] = next_work(transfer, node)["work"]
-        if work["kind"] == kind and (index < 0 or work["fields"][1] == str(index)):
-            return work
-        transfer.report(node, copier.run(work))
-
-
-def kill(transfer: Coordinator) -> None:
-    transfer.cancel("test")
-    transfer.close()
-
-
-def holey(path: Path) -> None:
-    """A file of four pieces, with something in each, that takes next to no room and time."""
-    path.parent.mkdir(exist_ok=True)
-    with open(path, "wb") as file:
-        for index in range(4):
-            file.seek(index * PIECE)
-            file.write(b"piece %d" % index)
-        file.truncate(3 * PIECE + 4096)
-
-
-def assert_copied(area: Path, summary: Summary) -> None:
-    assert summary.proved, summary.problems()
-    same = trees.snapshot(bytes(area / "target")) == trees.snapshot(bytes(area / "source"))
-    assert same  # nobody wants to see the difference
 
 
 # --- directories that only look the same -------------------------------------------------------------------
@@ -316,10 +293,7 @@ def test_what_is_known_of_the_largest_file_is_said_in_lines_that_pass(
     said: list[tuple[str, ...]] = []
     monkeypatch.setattr(scan, "_say", lambda *fields: said.append(fields))
     monkeypatch.setattr(scan._Scan, "_has_pieces", lambda *_: 7)
-    config = {
-        "token": "0", "flags": [], "run": 2, "alone": False, "only": "", "flushes": "", "nodes": 1,
-        "header": {"live": False}, "source": str(area), "destination": str(area),
-    }  # fmt: skip
+    config = {**SCAN, "run": 2, "source": str(area), "destination": str(area)}
     count = wire.MOST_PIECES
     mark = fingerprint("huge", count * PIECE, 1, 1, 1)
     have = dict.fromkeys(range(1, count), "ab" * 16)

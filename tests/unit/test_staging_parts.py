@@ -20,16 +20,10 @@ from beeond_ctl.staging.proof import fingerprint, pack, proof
 from beeond_ctl.staging.scan import Proofs, read_proofs
 from beeond_ctl.staging.transfer import Fold, Summary, show
 from beeond_ctl.staging.wire import PIECE
-from tests.unit.copying import worker
+from tests.unit.copying import SCAN, worker
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CONFIG: dict[str, Any] = {
-    "source": "/", "destination": "/", "flags": [], "token": "0", "run": 1, "only": "", "flushes": "",
-    "alone": False, "nodes": 1, "journal": None, "header": {"live": False},
-}  # fmt: skip
-"""What a scanner is told."""
 
 
 def test_a_journal_cut_at_any_byte_keeps_every_whole_record_and_goes_on(tmp_path: Path) -> None:
@@ -342,7 +336,7 @@ def test_a_name_that_is_listed_but_not_there_is_a_failure_where_nobody_can_have_
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], alone: bool
 ) -> None:
     (tmp_path / "there").write_text("x")
-    walk = scan._Scan({**CONFIG, "alone": alone}, None)
+    walk = scan._Scan({**SCAN, "alone": alone}, None)
     directory = tree.Tree(str(tmp_path), make=False).root
     walk._take_in("", "", walk._look(directory, None, "", b"there\0gone\0"))
     walk.finish()
@@ -366,8 +360,8 @@ def test_a_name_that_is_listed_but_not_there_is_a_failure_where_nobody_can_have_
 def test_attributes_that_may_be_old_are_not_gone_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], waits: bool
 ) -> None:
-    given = {**CONFIG, "source": str(tmp_path), "flushes": str(tmp_path / "flushes"), **config}
-    given["header"] = {**CONFIG["header"], "live": config.get("live", False)}
+    given = {**SCAN, "source": str(tmp_path), "flushes": str(tmp_path / "flushes"), **config}
+    given["header"] = {**SCAN["header"], "live": config.get("live", False)}
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     for remote in (False, True):

@@ -14,7 +14,7 @@ from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
 from tests.faults import trees
-from tests.unit.copying import coordinator, next_work
+from tests.unit.copying import coordinator, kill, next_work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,8 +124,7 @@ def killed_in(area: Path, *below: str) -> Path:
     place.mkdir(parents=True)
     left = place / f".beeond-ctl.{token}.{work['tag']}.0"
     left.write_text("half")
-    transfer.cancel("test")
-    transfer.close()
+    kill(transfer)
     return left
 
 
@@ -145,8 +144,7 @@ def test_it_goes_although_the_run_after_it_began_anew_and_was_killed_too(area: P
     shutil.rmtree(area / "source/gone")
     transfer = coordinator(area, "n1", durable=True, live=True)  # for which the journal is worth nothing
     next_work(transfer, "n1")
-    transfer.cancel("test")
-    transfer.close()
+    kill(transfer)
     assert stage(area, live=True, durable=True).proved
     assert not left.exists()
     assert not (area / "target/gone/f").exists()
@@ -183,8 +181,7 @@ def test_directories_are_on_record_once_for_each_batch_of_them(area: Path) -> No
     transfer = coordinator(area, "n1")
     while "work" in transfer.take("n1") or not transfer.progress().scanned:
         transfer.wait(0.05)
-    transfer.cancel("test")
-    transfer.close()
+    kill(transfer)
     (path,) = (area / "journal").glob("*.journal")
     journal = Journal(path)
     dirs = [text for kind, text in journal.read() if kind == "dirs"]
@@ -256,8 +253,7 @@ def open_up_and_end(area: Path) -> None:
     (area / "target").chmod(0o500)
     transfer = coordinator(area, "n1", user=USER)
     next_work(transfer, "n1")
-    transfer.cancel("test")
-    transfer.close()
+    kill(transfer)
 
 
 @pytest.mark.root
@@ -317,7 +313,6 @@ def test_a_destination_that_was_made_has_the_sources_mode_although_the_next_run_
     for flags in (("metadata-only",), ()):
         transfer = coordinator(area, "n1", flags=flags)
         next_work(transfer, "n1")
-        transfer.cancel("test")
-        transfer.close()
+        kill(transfer)
     assert stage(area).proved
     assert mode(area / "target") == 0o711

@@ -19,6 +19,7 @@ from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError, UserError
 from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request
+from tests.unit.holding import ending, started
 from tests.unit.root_directory import needs_root, root_directory
 
 if TYPE_CHECKING:
@@ -154,23 +155,6 @@ def test_retained_data_survives_a_reboot(base: Path, kind: str) -> None:
     storage.wipe(made, "delete", deadline_s=60)
     assert left(base) == []
     assert loops(base) == before
-
-
-def started(words: list[str], uid: int) -> subprocess.Popen[bytes]:
-    """A process of user `uid` that has said that it is ready."""
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[])
-    assert child.stdout
-    assert child.stdout.readline() == b"1\n"
-    return child
-
-
-@contextmanager
-def ending(child: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
 
 
 NAMESPACE = ["unshare", "-Urm", "sh", "-c"]
