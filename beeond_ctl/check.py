@@ -45,19 +45,24 @@ class Finding:
 
 def check_configuration(config_path: Path) -> list[Finding]:
     """What is to be said of the file alone."""
+    return _read(config_path)[1]
+
+
+def _read(config_path: Path) -> tuple[SiteConfig | None, list[Finding]]:
+    """The configuration, if it can be used, and what is to be said of it."""
     try:
-        configuration.load(config_path)
+        config = configuration.load(config_path)
     except ConfigError as error:
-        return [Finding("configuration", "fail", visible(" ".join(text.split()))) for text in error.mistakes]
-    return [Finding("configuration", "ok", str(config_path))]
+        wrong = [" ".join(text.split()) for text in error.mistakes]
+        return None, [Finding("configuration", "fail", visible(text)) for text in wrong]
+    return config, [Finding("configuration", "ok", str(config_path))]
 
 
 def check_node(config_path: Path) -> list[Finding]:
     """All findings on this node."""
-    findings = check_configuration(config_path)
-    if findings[0].verdict != "ok":
+    config, findings = _read(config_path)
+    if config is None:
         return findings
-    config = configuration.load(config_path)
     for subject, look in _LOOKS.items():
         try:
             findings += look(config)

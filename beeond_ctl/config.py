@@ -24,7 +24,7 @@ from pydantic import (
 
 from beeond_ctl import CONFIG_PATH, overrides
 from beeond_ctl.errors import ConfigError, NodeError
-from beeond_ctl.units import parse_size
+from beeond_ctl.units import check_chunk, parse_size
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -235,9 +235,7 @@ class BeeGFS(_Section):
     @field_validator("chunk_size")
     @classmethod
     def _power_of_two(cls, value: int) -> int:
-        if not 64 * 1024 <= value <= 2 * 1024**3 or value & (value - 1):  # BeeGFS has 32 bits for it
-            raise ValueError("want a power of two from 64KiB to 2GiB, such as 1MiB")
-        return value
+        return check_chunk(value)
 
     @field_validator("settings")
     @classmethod

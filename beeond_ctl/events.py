@@ -24,12 +24,14 @@ JOURNAL: Final = "/run/systemd/journal/socket"
 """Takes `NAME=value` lines in datagrams: systemd's native protocol, https://systemd.io/JOURNAL_NATIVE_PROTOCOL/."""
 LIMIT: Final = 8 * 1024**2
 """Bytes after which a log takes only what may not be lost. No job comes near it; one that is recovered for ever may."""
+BEGINNINGS: Final = ("prolog", "up")
+"""Events with which a run of a job begins; a tuple, since the files that users can write may say anything."""
 
 _LONGEST: Final = 256 * 1024
 """Bytes after which a line keeps only the beginnings of texts and lists: who reads a log reads all of it."""
 _TEXT, _ITEMS = 1000, 100
 
-_ALWAYS: Final = frozenset(["prolog", "up", "epilog", "down", "recover", "proved", "drained", "clean"])
+_ALWAYS: Final = frozenset([*BEGINNINGS, "epilog", "down", "recover", "proved", "drained", "clean"])
 _NOT_TO_JOURNAL: Final = frozenset(["progress"])
 _BAD: Final = frozenset([
     "failed", "gave-up", "drained", "not-drained", "revived", "not-revived", "remounted", "detached", "not-logged",
@@ -168,6 +170,12 @@ def read(root: str, job_id: int, *, since: int = 0) -> list[dict[str, Any]]:
         file.seek(since)
         return parse(file.read())
     return []
+
+
+def last_run(logged: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """What was logged since the job last began: Slurm uses ids again, and a requeued job keeps its own."""
+    begun = [number for number, event in enumerate(logged) if event.get("event") in BEGINNINGS]
+    return logged[begun[-1] :] if begun else logged
 
 
 def of_user(logged: Sequence[Mapping[str, Any]], uid: int) -> list[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, Final
 
+from beeond_ctl.events import BEGINNINGS
 from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def _runs(log: Sequence[Event]) -> list[list[Event]]:
     """The log, cut where a new run of the job begins. An event without a time is left out."""
     runs: list[list[Event]] = []
     for event in (event for event in log if _number(event, "t") > 0):
-        if event.get("event") in ("prolog", "up") or not runs:
+        if event.get("event") in BEGINNINGS or not runs:
             runs.append([])
         runs[-1].append(event)
     return runs

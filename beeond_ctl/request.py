@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.errors import RequestError, shortened
-from beeond_ctl.units import format_size, parse_size
+from beeond_ctl.units import check_chunk, format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,10 +136,7 @@ def _interfaces(text: str) -> str:
 
 
 def _chunk(text: str) -> int:
-    size = parse_size(text)
-    if not 64 * 1024 <= size <= 2 * 1024**3 or size & (size - 1):  # BeeGFS has 32 bits for it
-        raise ValueError("want a power of two from 64KiB to 2GiB, such as 1MiB")
-    return size
+    return check_chunk(parse_size(text))
 
 
 def _capacity(text: str) -> int:

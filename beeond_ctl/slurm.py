@@ -211,10 +211,13 @@ def _drain(path: Sequence[str], node: str, parts: list[str]) -> None:
     run(path, "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={_BETWEEN.join(unique)}")
 
 
-def undrain(path: Sequence[str], node: str, prefix: str) -> None:
-    """Take back the reasons that begin with `prefix`; `node` returns to service if they were all. Raises NodeError."""
+def undrain(path: Sequence[str], node: str, prefix: str, asks: str = "") -> None:
+    """Take back the reasons that begin with `prefix` and in which the pattern `asks` is found.
+
+    `node` returns to service if they were all. Raises NodeError.
+    """
     found = reasons(path, node)
-    others = [part for part in found if not part.startswith(prefix)]
+    others = [part for part in found if not (part.startswith(prefix) and re.search(asks, part))]
     if len(others) == len(found):
         return
     if others:

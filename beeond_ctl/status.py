@@ -105,10 +105,9 @@ def _from_state(config: SiteConfig, state: states.State) -> dict[str, Any]:
         name: "running" if supervisor.alive(supervisor.Process(name, *process)) else "dead"
         for name, process in state.processes.items()
     }
-    logged = events.read(config.paths.log, state.job.job_id)
-    begun = max((n for n, event in enumerate(logged) if event.get("event") in ("prolog", "up")), default=0)
-    steps = [event for event in logged[begun:] if event.get("event") == "step"]
-    usable: dict[str, Any] = next((event for event in reversed(logged[begun:]) if "took" in event), {})
+    logged = events.last_run(events.read(config.paths.log, state.job.job_id))
+    steps = [event for event in logged if event.get("event") == "step"]
+    usable: dict[str, Any] = next((event for event in reversed(logged) if "took" in event), {})
     dead = [name for name, how in services.items() if how == "dead"]
     own = job == state.job
     return {

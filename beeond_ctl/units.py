@@ -27,6 +27,13 @@ def parse_size(text: str) -> int:
     return value
 
 
+def check_chunk(size: int) -> int:
+    """`size`, if BeeGFS can have chunks of so many bytes: 32 bits, and a power of two. Raises ValueError."""
+    if not 64 * 1024 <= size <= 2 * 1024**3 or size & (size - 1):
+        raise ValueError("want a power of two from 64KiB to 2GiB, such as 1MiB")
+    return size
+
+
 def format_size(size: int) -> str:
     """`size` bytes with the largest binary unit that keeps it short.
 

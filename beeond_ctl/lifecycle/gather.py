@@ -183,7 +183,7 @@ def _named(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, ...]:
         (event.get("t"), event["nodes"])
         for log in logs.values()
         for event in log
-        if event.get("event") in ("prolog", "up") and isinstance(event.get("t"), (int, float))
+        if event.get("event") in events.BEGINNINGS and isinstance(event.get("t"), (int, float))
         and isinstance(event.get("nodes"), str) and 0 < _size(event["nodes"]) < published.MAX_FILES
     ]  # fmt: skip
     if not begun:

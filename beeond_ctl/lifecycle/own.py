@@ -15,5 +15,5 @@ def without_slurm(config: SiteConfig, job_id: int) -> bool:
     """Whether `up` made the instance. An old id may be that of a federation's job: the event log has what began it."""
     if job_id not in OLD_OWN_IDS:
         return job_id >= FIRST_OWN_ID
-    begun = [event.get("event") for event in events.read(config.paths.log, job_id)]
-    return next((event for event in reversed(begun) if event in ("up", "prolog")), "") == "up"
+    logged = events.last_run(events.read(config.paths.log, job_id))
+    return bool(logged) and logged[0].get("event") == "up"

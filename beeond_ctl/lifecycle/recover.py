@@ -238,12 +238,9 @@ def _resume(config: SiteConfig, node: str, job_id: int, asks: str) -> None:
     """
     if not config.slurm.resume_after_recover:
         return
-    prefix = guard.drain_prefix(job_id)
     try:
         with guard.changing_reasons(config):
-            for part in slurm.reasons(config.slurm.path, node):
-                if part.startswith(prefix) and re.search(asks, part):
-                    slurm.undrain(config.slurm.path, node, part)
+            slurm.undrain(config.slurm.path, node, guard.drain_prefix(job_id), asks)
     except BeeondError as error:
         name = node or socket.gethostname()
         sys.stdout.write(f"{name} is clean but not back in service: {one_line(error)}\n")

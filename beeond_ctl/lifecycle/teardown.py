@@ -51,10 +51,7 @@ def epilog(environ: Mapping[str, str], config_path: Path = configuration.DEFAULT
             raise NodeError(f"{slurm.UNPROVED}{one_line(error)}") from error
         here.events.log("epilog")
         if state.phase == "retained":
-            # By a sweep, or another Epilog. The very words that it had, which do not come twice in one reason.
-            raise RetainedError(
-                f"data kept, stage-out is not proved ({state.reason}); {recovery(job_id, state.nodes)}"
-            )
+            raise _kept(here)  # by a sweep, or another Epilog
         with here.events.timed("tear-down"), guard.interruptible():
             end(here, "epilog", prepare=revive)
     return 0
@@ -306,7 +303,15 @@ def retain(here: Here, why: str) -> None:
     claims.release(here.config.paths.run, job_id)
     here.state.reason = why
     here.enter("retained")
-    raise RetainedError(f"data kept, stage-out is not proved ({why}); {recovery(job_id, here.state.nodes)}")
+    raise _kept(here)
+
+
+def _kept(here: Here) -> RetainedError:
+    """Always in the same words, which do not come twice in one reason; slurm_bb_data_out looks for what comes first."""
+    state = here.state
+    return RetainedError(
+        f"{slurm.KEPT}, stage-out is not proved ({state.reason}); {recovery(state.job.job_id, state.nodes)}"
+    )
 
 
 def recovery(job_id: int, nodes: Sequence[str]) -> str:

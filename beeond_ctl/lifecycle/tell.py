@@ -48,7 +48,7 @@ def telling(here: Here, text: str) -> Iterator[None]:
 
 def staged_out(here: Here) -> str:
     """What came of a stage-out that is proved."""
-    found = _of_this_run(events.read(here.config.paths.log, here.state.job.job_id))
+    found = events.last_run(events.read(here.config.paths.log, here.state.job.job_id))
     done = [each for each in found if each.get("event") == "step" and not each.get("failed")]
     before = _sum([each for each in done if each["step"] == "stage-in"])
     out = [each for each in done if each["step"] == "stage-out"][-len(here.request.stage_out) :]
@@ -71,12 +71,6 @@ def staged_out(here: Here) -> str:
             "files may be shorter than they were, or older"
         )
     return "; ".join(parts)
-
-
-def _of_this_run(logged: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """What was logged since the job last began: Slurm uses ids again, and a requeued job keeps its own."""
-    begun = [number for number, event in enumerate(logged) if event.get("event") in {"prolog", "up"}]
-    return logged[begun[-1] :] if begun else logged
 
 
 def kept(here: Here, why: str, recovery: str) -> str:
