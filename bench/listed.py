@@ -53,7 +53,7 @@ class _Place:
     def hand_out(self, *, listed: bool) -> float:
         """Seconds until all that there is to do has been told, to somebody who takes it at once."""
         job, begun = self.job(listed=listed), time.monotonic()
-        transfer = Coordinator(job, Begun(job, None, self.area / "journal"), ["here"])
+        transfer = Coordinator(job, Begun(job, None, self.area / "journal", 1), ["here"])
         while not transfer.progress().scanned:
             if "wait" in transfer.take("here"):
                 transfer.wait(0.05)
@@ -67,7 +67,7 @@ class _Place:
     def copy(self, *, listed: bool) -> float:
         """Seconds that the whole takes."""
         job, begun = self.job(listed=listed), time.monotonic()
-        transfer = Coordinator(job, Begun(job, None, self.area / "journal"), ["here"])
+        transfer = Coordinator(job, Begun(job, None, self.area / "journal", 1), ["here"])
         serve(
             lambda: transfer.take("here"), lambda result: transfer.report("here", result), None, threading.Event(),
             processes=COPIERS, pause=transfer.wait,

@@ -59,7 +59,7 @@ def _stage(area: Path, count: int, flags: tuple[str, ...]) -> tuple[float, float
     nodes = [f"n{number}" for number in range(count)]
     job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags, durable=False)
     begun = time.monotonic()
-    transfer = Coordinator(job, Begun(job, None, area / "journal"), nodes)
+    transfer = Coordinator(job, Begun(job, None, area / "journal", count), nodes)
 
     def copy(node: str) -> None:
         serve(

@@ -171,7 +171,7 @@ class Stage:
             journal.mkdir(mode=0o700, exist_ok=True)
             nodes = here.plan.nodes if self._inward else here.plan.own_nodes  # guests have gone by then
             job = self._job(transfer)._replace(listed=self._list_path(index))
-            return Coordinator(job, Begun(job, user, journal), nodes)
+            return Coordinator(job, Begun(job, user, journal, len(nodes)), nodes)
         except OSError as error:
             raise NodeError(f"staging cannot start: {error}") from error
 

@@ -3,51 +3,157 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 
 import xxhash
 
+from beeond_ctl.staging import wire
 from beeond_ctl.staging.journal import Journal
+from beeond_ctl.staging.proof import HASH
 from beeond_ctl.staging.spawn import end, spawn
+from beeond_ctl.staging.spool import Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
-    from typing import IO
+    from typing import Any, Final
 
     from beeond_ctl.staging.job import Identity, Job
 
+_VERSION: Final = 3
+_STRENGTHS: Final = ("read_back", "durable", "live")
+"""What a journal's proofs are worth: as much as those of the weakest run that has written there."""
+
+
+def header_of(job: Job) -> dict[str, Any]:
+    """What a journal's header says of `job`."""
+    return {
+        "version": _VERSION,
+        "source": job.source.hex(),
+        "destination": job.destination.hex(),
+        "flags": list(job.flags),
+        "hash": HASH,
+        "read_back": "metadata-only" not in job.flags,
+        "durable": job.durable,
+        "live": job.live,
+    }
+
 
 class Begun:
-    """What a transfer needs. Whoever has it, has to end it."""
+    """What a transfer needs, and what earlier runs have left of it. Whoever has it, has to end it."""
 
-    def __init__(self, job: Job, user: Identity | None, journal_dir: Path) -> None:
-        """Open the journal of `job` in `journal_dir`, which must be ours alone, and start the scanner as `user`
-        (None: as we are). Raises OSError."""
+    def __init__(
+        self, job: Job, user: Identity | None, journal_dir: str | os.PathLike[str], nodes: int
+    ) -> None:
+        """Open the journal of `job` in `journal_dir`, which must be ours alone, start the scanner as `user` (None: as
+        we are), put this run on record, and tell the scanner what it needs to know. Raises OSError."""
         name = xxhash.xxh3_64_hexdigest(job.source + b"\0" + job.destination)
+        self.run = 1
+        self.token = ""
+        self.unclean = False
+        """Whether a run before has not ended in order, and may have left temporary names."""
+        self.root_made = False
+        self.root_mode: int | None = None
+        """What the destination's root had before it was opened up."""
+        self.gone: list[tuple[int, int, int]] = []
+        """Where in `spool` the directories are in which such runs have written."""
+        self.on_record: set[bytes] = set()
+        """Fingerprints of the lines of directories that the journal has, before anything is written in them."""
         with ExitStack() as opened:  # if it fails nothing may hold the device that they are on
-            self.journal = Journal(journal_dir / f"{name}.journal")
+            self.journal = Journal(os.path.join(journal_dir, f"{name}.journal"))
             opened.callback(self.journal.close)
-            self.spool = opened.enter_context(_nameless(journal_dir))
-            """For what comes later."""
-            self.reader = self.journal.read_fd()
-            """The number under which the scanner has the journal open."""
+            self.spool = Spool(journal_dir)
+            opened.callback(self.spool.close)
+            reader = self.journal.read_fd()
             try:
-                self.scanner: subprocess.Popen[bytes] = spawn("scan", user, (self.reader,))
+                self.scanner: subprocess.Popen[bytes] = spawn("scan", user, (reader,))
                 opened.callback(end, self.scanner)
             finally:
-                os.close(self.reader)
+                os.close(reader)
+            config = wire.dumps(self._go_on(job, reader, nodes))
+            threading.Thread(target=self._tell, args=(config,), daemon=True, name="config").start()
             self._opened = opened.pop_all()
 
     def undo(self) -> None:
         """End all of it."""
         self._opened.close()
 
+    def _tell(self, config: str) -> None:
+        """It is the user's process, for which nobody else may have to wait."""
+        with suppress(OSError, ValueError):  # whoever reads what it says learns that it has ended
+            if self.scanner.stdin is not None:
+                wire.send(self.scanner.stdin, config)
 
-def _nameless(directory: Path) -> IO[bytes]:
-    """A file that is gone when it is closed (as tempfile makes them, whose import takes longer than all this)."""
-    path = directory / f".spool-{os.urandom(8).hex()}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    return os.fdopen(fd, "w+b")
+    def _read_journal(self) -> dict[str, Any]:
+        """The last header in the journal; what else it says is kept. Raises OSError."""
+        header: dict[str, Any] = {}
+        for kind, text in self.journal.read():
+            if kind == "header":
+                header = wire.loads(text)
+            elif kind == "run":
+                self.run += 1
+                self.unclean = True  # until it turns out that the run has ended in order
+            elif kind == "dirs":
+                self.on_record.add(xxhash.xxh3_128_digest(text))
+                self.gone.append((*self.spool.put(text.decode("ascii"), ""), 0))
+            elif kind == "closed":
+                self.unclean, self.root_mode = False, None
+                self.gone.clear()
+                self.on_record.clear()
+            elif kind == "mode":
+                self.root_mode = int(text, 8)
+            elif kind == "root":
+                self.root_made = True
+        return header
+
+    def _go_on(self, job: Job, reader: int, nodes: int) -> dict[str, Any]:
+        """Put this run on record; what the scanner needs to know, which has the journal open as `reader`."""
+        header = self._read_journal()
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        self.token = str(header.get("token") or os.urandom(4).hex())
+        stated = {**header_of(job), "token": self.token, "boot": boot}
+        usable = (
+            header.get("version") == _VERSION
+            and header.get("hash") == HASH
+            and (header.get("read_back") or not stated["read_back"])
+            and header.get("source") == stated["source"]
+            and header.get("destination") == stated["destination"]
+            and (header.get("durable") or header.get("boot") == boot)
+            and (header.get("live") or not job.live)
+        )
+        if not usable:
+            kept = [("header", wire.dumps(stated))]
+            kept += [("root", "")] if self.root_made else []
+            kept += [("mode", f"{self.root_mode:o}")] if self.root_mode is not None else []
+            kept += [("dirs", self.spool.get(at, length)[0]) for at, length, _ in self.gone]
+            self.journal.restart()
+            self.journal.append(*kept)
+        elif any(header.get(key) and not stated[key] for key in _STRENGTHS):
+            weaker = {key: bool(header.get(key) and stated[key]) for key in _STRENGTHS}
+            self.journal.append(("header", wire.dumps({**stated, **weaker})))
+        known = self.journal.length if usable else 0
+        self.journal.append(("run", boot))
+        if job.durable:  # otherwise it counts only until the machine is booted again
+            self.journal.sync()
+        return {
+            "source": job.source.decode(errors="surrogateescape"),
+            "destination": job.destination.decode(errors="surrogateescape"),
+            "flags": list(job.flags),
+            "token": self.token,
+            "run": self.run,
+            "durable": job.durable,
+            "root_made": self.root_made,
+            "root_mode": self.root_mode,
+            "header": header_of(job),
+            "only": job.only.decode(errors="surrogateescape"),
+            "flushes": job.flushes.decode(errors="surrogateescape"),
+            "alone": job.alone,
+            "all_or_nothing": job.all_or_nothing,
+            "list": job.listed.decode(errors="surrogateescape"),
+            "outside": job.outside.decode(errors="surrogateescape"),
+            "others": [path.decode(errors="surrogateescape") for path in job.others],
+            "nodes": nodes,
+            "journal": [reader, known] if known else None,
+        }

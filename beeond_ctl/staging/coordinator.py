@@ -17,14 +17,12 @@ from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 import xxhash
 
 from beeond_ctl.errors import visible
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
-from beeond_ctl.staging.proof import HASH
 from beeond_ctl.staging.spawn import end, last_words
 from beeond_ctl.staging.transfer import Fold, Progress, Summary, show_path
 from beeond_ctl.staging.wire import EXAMPLES, MOST_PIECES
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from beeond_ctl.staging.job import Job
     from beeond_ctl.staging.journal import Journal
 
-_VERSION: Final = 3
 _QUEUE: Final = 256
 _QUEUE_PER_NODE: Final = 32
 _AHEAD: Final = 64
@@ -54,8 +51,6 @@ _PHASES: Final = (
     *("copy", "crowded", "link", "clean", "gone", "finish", "locked"),
     *("delete", "finish again", "locked again", "unmark", "end"),  # what is deleted changes its directory
 )
-_STRENGTHS: Final = ("read_back", "durable", "live")
-"""What a journal's proofs are worth: as much as those of the weakest run that has written there."""
 _HEX: Final = re.compile(r"([0-9a-f]{32})?")
 _DIGEST: Final = 16
 """Bytes of a piece's checksum."""
@@ -126,25 +121,11 @@ class _Tally:
     by_node: dict[str, int] = field(default_factory=dict)
 
 
-def header_of(job: Job) -> dict[str, Any]:
-    """What a journal's header says of `job`."""
-    return {
-        "version": _VERSION,
-        "source": job.source.hex(),
-        "destination": job.destination.hex(),
-        "flags": list(job.flags),
-        "hash": HASH,
-        "read_back": "metadata-only" not in job.flags,
-        "durable": job.durable,
-        "live": job.live,
-    }
-
-
 class Coordinator:
     """One transfer. Methods may be called by any thread and do not block."""
 
     def __init__(self, job: Job, begun: Begun, nodes: Sequence[str]) -> None:
-        """Go on with what has `begun` for `job`: read the journal, and tell the scanner. Raises OSError."""
+        """Go on with what has `begun` for `job`, on as many `nodes` as were said then."""
         self.job = job
         self._lock = threading.Condition()
         self._nodes = set(nodes)
@@ -161,7 +142,7 @@ class Coordinator:
             "links": [], "dirs": [], "locked": [], "delete": [],
             "crowded": [],  # entries for which there was no room, and then files in pieces
             "alone": [],
-            "gone": [],  # where runs that did not end in order have written, as the source may have it no more
+            "gone": begun.gone,  # where runs that did not end in order have written, as the source may have it no more
         }  # fmt: skip
         self._upcoming: Iterator[_Work] = iter(())
         self._looked: deque[tuple[str, str]] | None = None
@@ -184,102 +165,25 @@ class Coordinator:
         self._begun_s = self._moved_s = time.monotonic()
         self._ended_s: float | None = None
         self._synced_s = 0.0
-        self._clean = False
-        self._on_record: set[bytes] = set()
-        """Fingerprints of the lines of directories that the journal has, before anything is written in them."""
+        self._run, self._clean, self._root_mode = begun.run, begun.unclean, begun.root_mode
+        self._on_record = begun.on_record
         self._deletes = False
         self.listed: dict[str, int | str] = {}  # how much of the source was taken from its list
         self._journal: Journal | None = begun.journal
         self._spool, self._scanner = begun.spool, begun.scanner
         try:
-            config = wire.dumps(self._read_journal(begun.journal, begun.reader))
-            threading.Thread(target=self._read_scanner, args=(config,), daemon=True, name="scanner").start()
+            threading.Thread(target=self._read_scanner, daemon=True, name="scanner").start()
         except BaseException:
             begun.undo()
             raise
 
-    # --- starting -----------------------------------------------------------------------------------------
-
-    def _read_journal(self, journal: Journal, reader: int) -> dict[str, Any]:
-        """What the scanner needs to know, and this run on record; the scanner has the journal open as `reader`."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        read_back = "metadata-only" not in self.job.flags
-        header: dict[str, Any] = {}
-        self._run = 1
-        self._root_made = False
-        self._root_mode: int | None = None
-        """What the destination's root had before it was opened up."""
-        for kind, text in journal.read():
-            if kind == "header":
-                header = wire.loads(text)
-            elif kind == "run":
-                self._run += 1
-                self._clean = True  # until it turns out that the run has ended in order
-            elif kind == "dirs":
-                self._on_record.add(xxhash.xxh3_128_digest(text))
-                self._put_aside("gone", 0, text.decode("ascii"), "")
-            elif kind == "closed":
-                self._clean, self._root_mode = False, None
-                self._later["gone"].clear()
-                self._on_record.clear()
-            elif kind == "mode":
-                self._root_mode = int(text, 8)
-            elif kind == "root":
-                self._root_made = True
-        self._token = str(header.get("token") or os.urandom(4).hex())
-        stated = {**header_of(self.job), "token": self._token, "boot": boot}
-        usable = (
-            header.get("version") == _VERSION
-            and header.get("hash") == HASH
-            and (header.get("read_back") or not read_back)
-            and header.get("source") == self.job.source.hex()
-            and header.get("destination") == self.job.destination.hex()
-            and (header.get("durable") or header.get("boot") == boot)
-            and (header.get("live") or not self.job.live)
-        )
-        if not usable:
-            kept = [("header", wire.dumps(stated))]
-            kept += [("root", "")] if self._root_made else []
-            kept += [("mode", f"{self._root_mode:o}")] if self._root_mode is not None else []
-            kept += [("dirs", dirs) for dirs, _, _ in self._set_aside("gone")]
-            journal.restart()
-            journal.append(*kept)
-        elif any(header.get(key) and not stated[key] for key in _STRENGTHS):
-            weaker = {key: bool(header.get(key) and stated[key]) for key in _STRENGTHS}
-            journal.append(("header", wire.dumps({**stated, **weaker})))
-        known = journal.length if usable else 0
-        journal.append(("run", boot))
-        if self.job.durable:  # otherwise it counts only until the machine is booted again
-            journal.sync()
-        return {
-            "source": self.job.source.decode(errors="surrogateescape"),
-            "destination": self.job.destination.decode(errors="surrogateescape"),
-            "flags": list(self.job.flags),
-            "token": self._token,
-            "run": self._run,
-            "durable": self.job.durable,
-            "root_made": self._root_made,
-            "root_mode": self._root_mode,
-            "header": header_of(self.job),
-            "only": self.job.only.decode(errors="surrogateescape"),
-            "flushes": self.job.flushes.decode(errors="surrogateescape"),
-            "alone": self.job.alone,
-            "all_or_nothing": self.job.all_or_nothing,
-            "list": self.job.listed.decode(errors="surrogateescape"),
-            "outside": self.job.outside.decode(errors="surrogateescape"),
-            "others": [path.decode(errors="surrogateescape") for path in self.job.others],
-            "nodes": len(self._nodes),
-            "journal": [reader, known] if known else None,
-        }
-
     # --- the scanner --------------------------------------------------------------------------------------
 
-    def _read_scanner(self, config: str) -> None:
+    def _read_scanner(self) -> None:
         scanner, problem = self._scanner, ""
         try:
-            if scanner.stdin is None or scanner.stdout is None:
+            if scanner.stdout is None:
                 raise wire.ProtocolError("no pipes")  # noqa: TRY301
-            wire.send(scanner.stdin, config)
             for fields in wire.lines(scanner.stdout):
                 self._heard(fields)
                 if self._cancelled:
@@ -461,10 +365,7 @@ class Coordinator:
         self._add(_Work(0, "place", (big.payload, joined), 1, big.dirs, big=big))
 
     def _put_aside(self, kind: str, count: int, dirs: str, payload: str) -> None:
-        data = f"{dirs}\t{payload}".encode("ascii")
-        at = self._spool.seek(0, 2)
-        self._spool.write(data)
-        self._later[kind].append((at, len(data), count))
+        self._later[kind].append((*self._spool.put(dirs, payload), count))
 
     def _set_aside(
         self, kind: str, only: Sequence[tuple[int, int, int]] | None = None
@@ -472,19 +373,13 @@ class Coordinator:
         """What was put aside, or `only` some of it. What cannot be read again has failed."""
         for where in self._later[kind].copy() if only is None else only:
             try:
-                found = self._from_spool(where)
+                dirs, payload = self._spool.get(*where[:2])
             except OSError as error:
                 count = 1 if kind == "alone" else max(1, where[2])
                 told = f"what was put aside beside the journal ({error.strerror})"
                 self._failed("io-error", "destination", [told], count)
                 continue
-            yield found
-
-    def _from_spool(self, where: tuple[int, int, int]) -> tuple[str, str, int]:
-        at, length, count = where
-        self._spool.seek(at)
-        dirs, _, payload = self._spool.read(length).decode("ascii").partition("\t")
-        return dirs, payload, count
+            yield dirs, payload, where[2]
 
     # --- handing out --------------------------------------------------------------------------------------
 

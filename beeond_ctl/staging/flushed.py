@@ -13,7 +13,6 @@ rights than they, leave out their own files, as if they had deleted them.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from array import array
 
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_JOURNALS = 4096
 """Not more are read."""
+
+_DIGITS = frozenset("0123456789abcdef")
+"""Of a token (`re` takes longer to read in than the rest)."""
 
 STALE_S = 1.5
 """A client of a network file system may show attributes that are older than that by a second, not more (GlusterFS's
@@ -84,7 +86,7 @@ def known(directory: str, whole: dict[str, Any]) -> Flushed:
             os.close(fd)
             dirs += written
             root_mode = root_mode if mode is None else mode
-    tokens = sorted({token for token in tokens if re.fullmatch("[0-9a-f]{8}", token)})
+    tokens = sorted({token for token in tokens if len(token) == 8 and _DIGITS.issuperset(token)})
     return Flushed(found, tokens, dirs, root_made=root_made, root_mode=root_mode)
 
 

@@ -25,7 +25,6 @@ import zlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _HEAD = struct.Struct("<II")
 _MAX = 32 << 20
@@ -56,7 +55,7 @@ def _read(fd: int, length: int | None) -> Iterator[tuple[str, bytes, int]]:
 class Journal:
     """A journal open for appending. Not safe for threads: its owner has a lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open `path`, made if need be. It has to be read to its end before anything is appended. Raises OSError."""
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -9,8 +9,8 @@ from beeond_ctl.staging.worker import serve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
-    from pathlib import Path
 
     from beeond_ctl.staging.job import Identity, Job
     from beeond_ctl.staging.spread import Others
@@ -24,7 +24,7 @@ def copy_local(
     job: Job,
     user: Identity | None = None,
     *,
-    journal_dir: Path,
+    journal_dir: str | os.PathLike[str],
     progress: Callable[[Progress], None] | None = None,
     progress_every_s: float = 0.5,
     workers: int | None = None,
@@ -41,11 +41,12 @@ def copy_local(
     cannot be written or no process started.
     """
     node = others.here if others else _NODE
-    begun = Begun(job, user, journal_dir)
+    nodes = [node, *(others.nodes if others else ())]
+    begun = Begun(job, user, journal_dir, len(nodes))
     try:
         from beeond_ctl.staging.coordinator import Coordinator  # while the scanner starts
 
-        coordinator = Coordinator(job, begun, [node, *(others.nodes if others else ())])
+        coordinator = Coordinator(job, begun, nodes)
     except BaseException:
         begun.undo()
         raise

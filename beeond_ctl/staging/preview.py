@@ -292,7 +292,7 @@ def _main() -> None:
 def proofs_of(job: Job) -> Callable[[str, os.stat_result], bool]:
     """What flushes have proved of `job`, for `look`."""
     from beeond_ctl.staging import flushed
-    from beeond_ctl.staging.coordinator import header_of
+    from beeond_ctl.staging.begin import header_of
     from beeond_ctl.staging.proof import fingerprint
 
     if not job.flushes:

@@ -56,7 +56,7 @@ class Two:
         """`spoil`: what becomes of what copiers say of names that they looked at."""
         (area / "journal").mkdir(exist_ok=True)
         job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"), flags, listed=listed)
-        self.transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1", "n2"])
+        self.transfer = Coordinator(job, Begun(job, None, area / "journal", 2), ["n1", "n2"])
         self.spoil = spoil
         self.kinds: Counter[str] = Counter()
         self.looked = self.asked = 0

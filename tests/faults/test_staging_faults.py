@@ -222,7 +222,7 @@ def test_a_copier_that_hangs_is_killed_and_what_it_had_is_reported(
     trees.build(os.fsencode(area / "source"), 1)
     (area / "journal").mkdir()
     job = Job(os.fsencode(area / "source"), os.fsencode(area / "target"))
-    transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1"])
+    transfer = Coordinator(job, Begun(job, None, area / "journal", 1), ["n1"])
     with children_with(LD_PRELOAD=str(injector), FAULT="write:9:-1", **way):
         serve(
             lambda: transfer.take("n1"),

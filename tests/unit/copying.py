@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from beeond_ctl.staging import copier
+from beeond_ctl.staging import copier, wire
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Identity, Job
+from beeond_ctl.staging.journal import records
 from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
@@ -50,7 +52,17 @@ def worker(area: Path, **more: Any) -> copier.Copier:
 def coordinator(area: Path, *nodes: str, user: Identity | None = None, **more: Any) -> Coordinator:
     (area / "journal").mkdir(exist_ok=True)
     job = Job(bytes(area / "source"), bytes(area / "target"), **more)
-    return Coordinator(job, Begun(job, user, area / "journal"), nodes)
+    return Coordinator(job, Begun(job, user, area / "journal", len(nodes)), nodes)
+
+
+def token_of(area: Path) -> str:
+    """What all temporary names of the transfer in `area` have in them."""
+    [path] = (area / "journal").glob("*.journal")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return str(next(wire.loads(text)["token"] for kind, text in records(fd) if kind == "header"))
+    finally:
+        os.close(fd)
 
 
 def next_work(transfer: Coordinator, node: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from beeond_ctl.errors import UsageError
 from beeond_ctl.lifecycle.stage import Stage
 from beeond_ctl.request import Transfer
 from beeond_ctl.staging import copier, preview, wire
-from beeond_ctl.staging.begin import Begun
-from beeond_ctl.staging.coordinator import Coordinator, header_of
+from beeond_ctl.staging.begin import Begun, header_of
+from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.spread import SILENCE_S
@@ -61,7 +61,7 @@ def stage(
     """Copy by one copier; `before` is called when all is copied, and nothing deleted yet."""
     journal = area / "journal"
     journal.mkdir(mode=0o700, exist_ok=True)
-    coordinator = Coordinator(job, Begun(job, user, journal), ["here"])
+    coordinator = Coordinator(job, Begun(job, user, journal, 1), ["here"])
     hooks = [before] if before else []
 
     def take() -> dict[str, Any]:
@@ -509,7 +509,7 @@ def test_much_is_removed_in_turns_of_which_none_takes_long(
     monkeypatch.setattr(copier, "_TURN_S", 0.0)
     (area / "journal").mkdir()
     job = deleting(area / "source", area / "target")
-    coordinator = Coordinator(job, Begun(job, None, area / "journal"), ["here"])
+    coordinator = Coordinator(job, Begun(job, None, area / "journal", 1), ["here"])
     left, works, used = [len(names(area / "target"))], 0, None
     try:
         while "done" not in (answer := coordinator.take("here")):

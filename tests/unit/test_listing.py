@@ -70,7 +70,7 @@ def list_of(area: Path) -> Path:
 def stage_in(area: Path) -> tuple[Summary, dict[str, Any]]:
     """What came of a transfer that is given the list, and of the list."""
     job = Job(bytes(area / "source"), bytes(area / "target"), durable=False, listed=bytes(list_of(area)))
-    transfer = Coordinator(job, Begun(job, None, area / "journal"), ["n1"])
+    transfer = Coordinator(job, Begun(job, None, area / "journal", 1), ["n1"])
     serve(
         lambda: transfer.take("n1"),
         lambda result: transfer.report("n1", result),

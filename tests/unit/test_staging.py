@@ -26,7 +26,7 @@ from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
 from tests.unit import copying
-from tests.unit.copying import assert_copied, by_both, coordinator, finish, holey, kill, next_work
+from tests.unit.copying import assert_copied, by_both, coordinator, finish, holey, kill, next_work, token_of
 
 if TYPE_CHECKING:
     from beeond_ctl.staging.transfer import Summary
@@ -423,7 +423,7 @@ def test_a_newer_file_that_a_copier_kept_before_it_died_is_no_hindrance_and_none
         (target / name).write_text("edited meanwhile")
     (area / "journal").mkdir()
     transfer = coordinator(area, "n1")
-    mark = f"newer-{transfer._token}.{transfer._run}"
+    mark = f"newer-{token_of(area)}.{transfer._run}"
     os.link(target / "same", target / f"same.{mark}")  # killed between this and the rename
     (target / f"other.{mark}").write_text("edited before")
     summary = finish(transfer, "n1")
@@ -1015,14 +1015,14 @@ def test_what_was_put_aside_and_cannot_be_read_again_has_failed(
     (area / "source" / "one").write_text("x")
     os.link(area / "source" / "one", area / "source" / "two")
     transfer = coordinator(area, "n1")
-    read = transfer._from_spool
+    read = transfer._spool.get
 
-    def broken(where: tuple[int, int, int]) -> tuple[str, str, int]:
-        if where in transfer._later[kind]:
+    def broken(at: int, length: int) -> tuple[str, str]:
+        if any(where[:2] == (at, length) for where in transfer._later[kind]):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(where)
+        return read(at, length)
 
-    monkeypatch.setattr(transfer, "_from_spool", broken)
+    monkeypatch.setattr(transfer._spool, "get", broken)
     summary = finish(transfer, "n1")
     assert not summary.proved
     assert only_cause(summary) == "io-error"

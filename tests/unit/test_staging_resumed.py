@@ -14,7 +14,7 @@ from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
 from tests.faults import trees
-from tests.unit.copying import coordinator, kill, next_work
+from tests.unit.copying import coordinator, kill, next_work, token_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +119,7 @@ def killed_in(area: Path, *below: str) -> Path:
     transfer = coordinator(area, "n1", durable=True)
     while (work := next_work(transfer, "n1")["work"])["kind"] != "copy":
         pass
-    token = transfer._token
+    token = token_of(area)
     place = area / "target" / below[0]
     place.mkdir(parents=True)
     left = place / f".beeond-ctl.{token}.{work['tag']}.0"

@@ -215,7 +215,7 @@ def test_a_journal_that_cannot_be_written_leaves_no_process(
     monkeypatch.setattr(Journal, "sync", refuse)
     job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
     with pytest.raises(OSError, match="No space left"):
-        coordinator.Coordinator(job, begin.Begun(job, None, tmp_path), ["here"])
+        coordinator.Coordinator(job, begin.Begun(job, None, tmp_path, 1), ["here"])
     assert [child.poll() is not None for child in started] == [True]
 
 

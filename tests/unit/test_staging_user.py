@@ -179,7 +179,7 @@ def test_a_ticket_of_another_transfer_is_not_answered(tmp_path: Path) -> None:
     make(tmp_path / "source", files=10)
     (tmp_path / "journal").mkdir()
     job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
-    coordinator = Coordinator(job, Begun(job, None, tmp_path / "journal"), ["here", A])
+    coordinator = Coordinator(job, Begun(job, None, tmp_path / "journal", 2), ["here", A])
     first, second = spread._Server(coordinator, [A]), spread._Server(coordinator, [A])
     try:
         good, other = json.loads(first.ticket(1, 0)), json.loads(second.ticket(1, 0))
@@ -201,7 +201,7 @@ def test_a_worker_whose_coordinator_is_gone_ends_by_itself(
     monkeypatch.setattr(spread, "SILENCE_S", 1.0)
     monkeypatch.setattr(Coordinator, "take", lambda _self, _node: {"wait": 0.05})
     job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
-    coordinator = Coordinator(job, Begun(job, None, tmp_path / "journal"), ["here", A])
+    coordinator = Coordinator(job, Begun(job, None, tmp_path / "journal", 2), ["here", A])
     server = spread._Server(coordinator, [A])
     machines = Machines([A])
     machines.pids = tmp_path
@@ -594,7 +594,7 @@ def test_flushes_of_the_same_that_no_lock_keeps_apart_share_no_temporary_name(tm
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
-        coordinator = Coordinator(job, Begun(job, None, tmp_path / name), ["here"])
+        coordinator = Coordinator(job, Begun(job, None, tmp_path / name, 1), ["here"])
         try:
             while "work" not in (answer := coordinator.take("here")):
                 coordinator.wait(answer["wait"])
