@@ -9,11 +9,11 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from beeond_ctl import step
 from beeond_ctl.errors import NodeError
 
 if TYPE_CHECKING:
     from beeond_ctl.staging.spread import Others
+    from beeond_ctl.step import Allocation
 
 _WORKER: Final = (sys.executable, "-I", "-X", "utf8", "-m", "beeond_ctl.staging.spread")
 _RELAYED: Final = "BEEOND_CTL_RELAYED"
@@ -22,11 +22,21 @@ _RELAYED: Final = "BEEOND_CTL_RELAYED"
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
+def _allocation() -> Allocation | None:
+    """The job that we are in. Outside of any, what would know is not even read in."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    from beeond_ctl.step import allocation
+
+    return allocation(os.environ)
+
+
 def others(workers: int | None, *, here: bool, nice: int = 0) -> Others | None:
     """The other nodes of the job that we are in, to copy with; None where there are none, or with `here`."""
-    job = None if here else step.allocation(os.environ)
+    job = None if here else _allocation()
     if job is None or job.here not in job.nodes or not job.others:
         return None
+    from beeond_ctl import step
     from beeond_ctl.staging.spread import Others
 
     return Others(
@@ -40,9 +50,10 @@ def relayed(*, here: bool) -> int | None:
     Its exit code; None where there is nothing to relay. srun would end the command at once at a Ctrl-C, so it does not
     get any: what stops us goes through it as SIGUSR1, and the command stops in order. Raises NodeError.
     """
-    job = None if here else step.allocation(os.environ)
+    job = None if here else _allocation()
     if job is None or job.here in job.nodes or _RELAYED in os.environ:
         return None
+    from beeond_ctl import step
     from beeond_ctl.cli.stage import working_directory
 
     command = (sys.executable, "-I", "-X", "utf8", sys.argv[0], *sys.argv[1:])

@@ -71,11 +71,11 @@ def confirm_deletion(job: Job, *, yes: bool, as_json: bool) -> None:
 
     Raises UsageError where nobody can be asked, click.Abort at a no.
     """
+    if "delete" not in job.flags:
+        return
     from beeond_ctl.staging.preview import look
     from beeond_ctl.staging.transfer import show_path
 
-    if "delete" not in job.flags:
-        return
     found = look(job)
     if not (found.delete or found.unread.count):
         return

@@ -154,14 +154,15 @@ static void add_mark(struct marks *marks, uint64_t mark)
 	marks->slots[at] = mark;
 }
 
-/* Room for `size` of them, all empty. Places are looked for at random: in large pages, where the system has them. */
+/* Room for `size` of them, all empty. Places are looked for at random: in large pages, where the system has them. To
+ * find those takes it milliseconds, which a smaller set does not make up for. */
 static struct marks *empty_marks(uint64_t size)
 {
-	enum { LARGE_PAGE = 2 << 20 };
+	enum { LARGE_PAGE = 2 << 20, LARGE = 32 << 20 };
 	size_t length = sizeof(struct marks) + size * sizeof(uint64_t);
 	void *memory;
 
-	if (length < LARGE_PAGE)
+	if (length < LARGE)
 		return calloc(1, length);
 	length = (length + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
 	if (posix_memalign(&memory, LARGE_PAGE, length))
