@@ -67,14 +67,14 @@ _SOME, _MANY, _TURN, _FEW = 16, 1024, 32, 16
 """Entries looked at in one go: until it is known whether calls wait; where they do not; where they do, at least, of one
 directory; and by each thread then."""
 
-_KEEP = 32
-"""Directories that a thread keeps open."""
+_KEEP, _FILES = 8, 64
+"""Directories that a thread keeps open on each side; and how many open files it needs, with the path to the next."""
 
-_SLOW_S, _CERTAIN_S, _THREADS = 0.0003, 0.02, 32
+_SLOW_S, _CERTAIN_S, _THREADS = 0.0003, 0.02, 128
 """When a call waits longer than this on average, others are worth having in flight; what calls have to have waited in
-all, so that it is no accident; and how many."""
+all, so that it is no accident; and how many at most: what one processor handles if each waits for some milliseconds."""
 
-_SHARE = _THREADS * _FEW
+_SHARE = 512
 """Names that a copier looks at in one go: as many as its threads take at once."""
 _VAIN = 4
 """For each name that came back with nothing said of it so many are looked at here before any are handed out again."""
@@ -295,6 +295,7 @@ class _Scan:
         self.known_waits = False
         self.threads: list[threading.Thread] = []
         self.pool: ThreadPoolExecutor | None = None
+        self.in_flight = 1
         self.shares = LOOKS_PER_NODE * int(config["nodes"]) if native and config["nodes"] > 1 else 0
         self.share: list[_Names] = []
         self.shared: dict[int, list[_Names]] = {}
@@ -383,14 +384,14 @@ class _Scan:
             self.threads[-1].start()
 
     def _visit(self, trees: _Trees, path: str) -> None:
-        begun, wanted = (time.monotonic(), child.wanted_s()) if self.list is not None else (0.0, 0.0)
+        begun, wanted = (time.monotonic(), child.wanted_s()) if self.pool is None else (0.0, 0.0)
         try:
             if len(path) > MAX_TEXT:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))  # noqa: TRY301
             source = trees.source.open(path)
             info = os.fstat(source.fd)
             listed = self.list.current(path, info) if self.list is not None else None
-            if self.list is not None and self.pool is None:
+            if begun:
                 self._waited(begun, wanted, 1)
             listing = engine.opendir(source.fd) if listed is None else None
         except (OSError, StagingError) as error:
@@ -539,7 +540,7 @@ class _Scan:
         """How many entries of a directory to read in one go. Where calls wait, enough for all threads, but not more:
         the batches are to be of many directories, as in each only one name can be made at a time."""
         if self.pool is not None:
-            return max(_TURN, _THREADS * _FEW // max(1, self.busy))
+            return max(_TURN, self.in_flight * _FEW // max(1, self.busy))
         return _MANY if self.known_waits else _SOME
 
     def _look_at(self, source: Dir, target: Dir | None, prefix: str, names: bytes) -> list[_Seen]:
@@ -616,10 +617,14 @@ class _Scan:
 
     def _widen(self) -> None:
         """Calls wait: have many in flight."""
+        import resource
         from concurrent.futures import ThreadPoolExecutor
 
-        self.pool = ThreadPoolExecutor(_THREADS)
-        self._more_threads(_THREADS - len(self.threads))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        allowed = _THREADS if limit == resource.RLIM_INFINITY else limit // _FILES
+        self.in_flight = max(2, min(_THREADS, allowed))
+        self.pool = ThreadPoolExecutor(self.in_flight)
+        self._more_threads(self.in_flight - 1 - len(self.threads))
         if self.shares:
             threading.Thread(target=self._hear, daemon=True).start()
 

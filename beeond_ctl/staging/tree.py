@@ -133,11 +133,13 @@ class Tree:
         self._prepare(self.root)
 
     def trim(self, keep: int = _KEEP) -> None:
-        """Close what was not asked for lately, if there is much of it. Nothing may be in use."""
+        """Close what was opened first, if there is much open, and what the last one lies in after all else: the next
+        most likely lies there, too. Nothing may be in use."""
         surplus = len(self._dirs) - keep
         if surplus <= 0:
             return
-        for path in [path for path in self._dirs if path][:surplus]:
+        paths = [path for path in self._dirs if path]
+        for path in sorted(paths, key=lambda path: paths[-1].startswith(f"{path}/"))[:surplus]:
             os.close(self._dirs.pop(path).fd)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.worker import _watch
+from bench import slow_calls
 from tests.unit.copying import worker
 
 if TYPE_CHECKING:
@@ -186,6 +187,51 @@ def test_a_tree_that_makes_nothing_makes_nothing_that_is_most_likely_new(tmp_pat
     with pytest.raises(FileNotFoundError):
         tree.Tree(str(tmp_path), make=False).open("new", new=True)
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_a_tree_closes_last_what_lies_above_what_it_has_opened_last(tmp_path: Path, count: int) -> None:
+    for number in range(count + 1):
+        (tmp_path / f"a/b/{number}").mkdir(parents=True)
+    some = tree.Tree(str(tmp_path), make=False)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(count):
+        some.open(f"a/b/{number}")
+        some.trim(4)
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    after = some.open(f"a/b/{count}")
+    assert os.fstat(after.fd).st_ino == (tmp_path / f"elsewhere/b/{count}").stat().st_ino
+    some.close()
+
+
+_FEW_FILES = """
+import sys
+from beeond_ctl.staging import spawn
+from beeond_ctl.staging.job import Job
+from beeond_ctl.staging.local import copy_local
+area = sys.argv[1]
+spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, **dict(each.split("=", 1) for each in sys.argv[2:])}
+job = Job(f"{area}/source".encode(), f"{area}/target".encode(), ("update",))
+summary = copy_local(job, journal_dir=area, workers=1)
+sys.exit(0 if summary.proved else "; ".join(summary.problems()))
+"""
+
+
+def test_where_calls_wait_no_more_are_in_flight_than_files_can_be_open(area: Path) -> None:
+    for number in range(100):
+        for top in ("source", "target"):
+            place = area / top / f"{number}/a/b/c/d/e/f"
+            place.mkdir(parents=True)
+            for each in (place, *place.parents[:6]):
+                (each / "file").touch()
+                os.utime(each / "file", (0, 0))
+    slow = [f"{key}={value}" for key, value in slow_calls.environment(area, 500).items()]
+    done = subprocess.run(
+        ["prlimit", "--nofile=1024:1024", sys.executable, "-c", _FEW_FILES, str(area), *slow],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_thread_that_ends_while_it_is_looked_at_is_no_error() -> None:
