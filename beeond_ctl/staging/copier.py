@@ -1193,7 +1193,8 @@ class Copier:
 
     def clean(self, dirs: list[str], result: _Result) -> None:
         """Remove what runs of this transfer that were killed have left."""
-        for path in dirs:
+
+        def act(path: str) -> None:
             try:
                 if path in ("", ".") or self._opens(self.source, path):  # else it must not be made for that
                     self._clean_in(self.target.open(path).fd)
@@ -1201,16 +1202,20 @@ class Copier:
             except (OSError, StagingError) as error:
                 result.fail("destination", error, path)
 
+        self._spread(iter(dirs), act, 1)
+
     def gone(self, dirs: list[str]) -> None:
         """The same in directories that the source may have no more. What cannot be looked into stays as it is."""
         there = Tree(self.setup["destination"], make=False)
+
+        def act(path: str) -> None:
+            if not self._opens(self.source, path):
+                with contextlib.suppress(OSError, StagingError):
+                    self._clean_in(there.open(path).fd)
+
         try:
-            for path in dirs:
-                # `..` would lead elsewhere: a flush's journal may say anything
-                if {"", ".", ".."}.isdisjoint(path.split("/")) and not self._opens(self.source, path):
-                    with contextlib.suppress(OSError, StagingError):
-                        self._clean_in(there.open(path).fd)
-                there.trim()
+            # `..` would lead elsewhere: a flush's journal may say anything
+            self._spread((path for path in dirs if {"", ".", ".."}.isdisjoint(path.split("/"))), act, 1)
         finally:
             there.close()
 
