@@ -133,6 +133,8 @@ class Coordinator:
         """Whether the destination has a name in it by which nodes know it."""
         self._apart: dict[str, list[str]] = {}
         """Nodes that cannot copy, by reason."""
+        self._last_left = ""
+        """The node that left last, and why."""
         self._have = (bytearray(), bytearray())
         """Of the file in pieces that the scanner says next, what was proved before: as `done` and `digests`."""
         self._queue: deque[_Work] = deque()
@@ -508,10 +510,8 @@ class Coordinator:
                 return
             self._moved_s = time.monotonic()
             if "unusable" in result:
-                why = str(result["unusable"])[:200]
-                self._apart.setdefault(why, []).append(node)
-                self._retry(work)  # of which it has opened nothing
-                self._give_up(node, why, may_come_late=node in self._tally.by_node)
+                self._retry(work, opened=False)
+                self._set_apart(node, str(result["unusable"])[:200])
             elif "died" in result:
                 self._died(work, str(result["died"])[:200])
             else:
@@ -521,6 +521,7 @@ class Coordinator:
                     self._died(work, f"{type(error).__name__}: {error}")
                 else:
                     self._accept(work, answer)
+            self._end_without_nodes()
             self._lock.notify_all()
 
     def _accept(self, work: _Work, answer: _Answer) -> None:
@@ -671,13 +672,13 @@ class Coordinator:
             self._end_big(work.big)
         self._failed("lost", "source", [f"a batch ({words})"], max(1, work.entries))
 
-    def _retry(self, work: _Work, *, may_come_late: bool = False) -> None:
-        """Let another copier try; temporary names of the one before are removed at the end.
+    def _retry(self, work: _Work, *, opened: bool = True, may_come_late: bool = False) -> None:
+        """Let another copier try; what the one before has `opened` may have temporary names, removed at the end.
 
         `may_come_late`: the one before may still do it, whenever that is, to what it has open.
         """
         self._give_back(work)
-        self._clean = self._clean or work.kind != "look"
+        self._clean = self._clean or (opened and work.kind != "look")
         if work.big:
             work.big.running -= 1
             work.big.open_elsewhere |= may_come_late and work.kind == "piece"
@@ -687,20 +688,32 @@ class Coordinator:
         work.attempt += 1
         self._queue.appendleft(work)
 
-    def _give_up(self, node: str, why: str, *, may_come_late: bool) -> None:
-        self._nodes.discard(node)
-        for work in [work for work in self._outstanding.values() if work.node == node]:
-            self._retry(work, may_come_late=may_come_late)
-        if not self._nodes and not self._cancelled:
-            self._failed("lost", "source", [f"everything: no node is left to copy ({node}: {why})"], 1)
-            self._cancelled = f"no node is left to copy ({node}: {why})"
+    def _set_apart(self, node: str, why: str) -> None:
+        """Hand out nothing more to `node`, one of whose copiers cannot work. The others answer for what they have."""
+        if node in self._nodes:
+            self._nodes.remove(node)
+            self._apart.setdefault(why, []).append(node)
+            self._last_left = f"{node}: {why}"
+
+    def _end_without_nodes(self) -> None:
+        """Be finished when no node takes anything any more, and none has anything left to report."""
+        if not (self._nodes or self._outstanding or self._finished()):
+            why = f"no node is left to copy ({self._last_left})"
+            self._failed("lost", "source", [f"everything: {why}"], 1)
+            self._cancelled = why
 
     def node_lost(self, node: str) -> None:
         """`node` will not report any more: others do what it had taken."""
         with self._lock:
-            if node in self._nodes and not self._finished():
-                self._give_up(node, "lost", may_come_late=True)
-                self._lock.notify_all()
+            if self._finished():
+                return
+            if node in self._nodes:
+                self._nodes.remove(node)
+                self._last_left = f"{node}: lost"
+            for work in [work for work in self._outstanding.values() if work.node == node]:
+                self._retry(work, may_come_late=True)
+            self._end_without_nodes()
+            self._lock.notify_all()
 
     def cancel(self, reason: str) -> None:
         """Hand out nothing more and be finished. What is under way may still be reported until `close`."""

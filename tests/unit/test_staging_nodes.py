@@ -36,6 +36,7 @@ from tests.unit.copying import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import Any
 
 
 USER = Identity(65534, 65534, (65534,))
@@ -251,6 +252,75 @@ def test_another_file_of_that_size_and_time_is_not_taken_for_the_copy(
     summary = finish(transfer, "n1")
     assert not summary.proved
     assert (summary.copied, summary.failed) == (0, 1)
+
+
+# --- what a node says of which one copier cannot work ----------------------------------------------------
+
+
+def unusable(work: dict[str, Any]) -> dict[str, Any]:
+    return {"id": work["id"], "attempt": work["attempt"], "unusable": "test"}
+
+
+def two_pieces(area: Path, copier: Copier) -> tuple[Coordinator, list[dict[str, Any]]]:
+    """A transfer to two nodes of a file in four pieces, of which the second node has two."""
+    holey(area / "source" / "big")
+    transfer = coordinator(area, "n1", "n2")
+    transfer.report("n1", copier.run(take_until(transfer, "n1", copier, "piece", 0)))
+    works = [next_work(transfer, "n2")["work"] for _ in range(2)]
+    assert [work["kind"] for work in works] == ["piece", "piece"]
+    return transfer, works
+
+
+def test_other_copiers_of_a_node_that_is_set_apart_do_what_they_have(area: Path, copier: Copier) -> None:
+    transfer, (one, other) = two_pieces(area, copier)
+    transfer.report("n2", unusable(one))
+    assert "wait" in transfer.take("n2")
+    again = next_work(transfer, "n1")["work"]
+    assert again["fields"] == one["fields"]  # nothing was opened
+    transfer.report("n1", copier.run(again))
+    while "work" in (answer := transfer.take("n1")):
+        assert answer["work"]["fields"] not in (one["fields"], other["fields"])
+        transfer.report("n1", copier.run(answer["work"]))
+    assert "wait" in answer
+    transfer.report("n2", copier.run(other))
+    kinds = []
+    while "done" not in (answer := next_work(transfer, "n1")):
+        kinds.append(answer["work"]["kind"])
+        transfer.report("n1", copier.run(answer["work"]))
+    assert "clean" not in kinds
+    transfer.close()
+    assert_copied(area, transfer.summary())
+    progress = transfer.progress()
+    assert progress.bytes_done == progress.bytes_total == 3 * PIECE + 4096
+
+
+def test_what_a_node_that_was_set_apart_had_is_done_by_others_once_it_is_lost(
+    area: Path, copier: Copier
+) -> None:
+    transfer, (one, other) = two_pieces(area, copier)
+    transfer.report("n2", unusable(one))
+    late = os.open(area / "target" / wire.loads(other["fields"][0])["temp"], os.O_RDWR)
+    transfer.node_lost("n2")
+    summary = finish(transfer, "n1")
+    os.pwrite(late, b"late", PIECE)
+    os.close(late)
+    assert_copied(area, summary)
+    assert sum("n2" in line for line in summary.remarks()) == 1
+
+
+def test_the_last_node_is_set_apart_once_all_its_copiers_have_answered(area: Path, copier: Copier) -> None:
+    holey(area / "source" / "big")
+    transfer = coordinator(area, "n1")
+    transfer.report("n1", copier.run(take_until(transfer, "n1", copier, "piece", 0)))
+    one, other = [next_work(transfer, "n1")["work"] for _ in range(2)]
+    transfer.report("n1", unusable(one))
+    assert not transfer.finished()
+    transfer.report("n1", copier.run(other))
+    assert transfer.finished()
+    transfer.close()
+    summary = transfer.summary()
+    assert not summary.proved
+    assert "no node is left to copy (n1: test)" in summary.cancelled
 
 
 # --- what is handed on -------------------------------------------------------------------------------------
