@@ -70,6 +70,8 @@ _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXD
 _TRIES = 3
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 _MAX_THREADS = 32
+_LEVELS = 128
+"""How many directories are opened at a time only to be looked into: 1024 open files are enough for that."""
 _TURN_S = 6.0
 """How long one work removes what is surplus: less than it takes until others do the work of a node that has fallen
 silent (`spread.SILENCE_S`). What was stopped meanwhile must not go on once they have."""
@@ -598,8 +600,13 @@ class Copier:
         begun = time.monotonic()
         threads: list[threading.Thread] = []
         while len(threads) < self.threads and (task := following()) is not None:
-            threads.append(threading.Thread(target=work, args=(task,)))
-            threads[-1].start()
+            thread = threading.Thread(target=work, args=(task,))
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more
+                work(task)
+                break
+            threads.append(thread)
         for thread in threads:
             thread.join()
         if errors:
@@ -1202,7 +1209,7 @@ class Copier:
             except (OSError, StagingError) as error:
                 result.fail("destination", error, path)
 
-        self._spread(iter(dirs), act, 1)
+        self._in_turns(dirs, act, self.source, self.target)
 
     def gone(self, dirs: list[str]) -> None:
         """The same in directories that the source may have no more. What cannot be looked into stays as it is."""
@@ -1213,11 +1220,24 @@ class Copier:
                 with contextlib.suppress(OSError, StagingError):
                     self._clean_in(there.open(path).fd)
 
-        try:
-            # `..` would lead elsewhere: a flush's journal may say anything
-            self._spread((path for path in dirs if {"", ".", ".."}.isdisjoint(path.split("/"))), act, 1)
-        finally:
-            there.close()
+        # `..` would lead elsewhere: a flush's journal may say anything
+        known = [path for path in dirs if {"", ".", ".."}.isdisjoint(path.split("/"))]
+        self._in_turns(known, act, self.source, there)
+        there.close()
+
+    def _in_turns(self, dirs: list[str], act: Callable[[str], None], *trees: Tree) -> None:
+        """Run `act`, which opens directories of `trees`, for each of `dirs`, not too many of them at a time."""
+        some: list[str] = []
+        levels = 0
+        for path in dirs:
+            some.append(path)
+            levels += path.count("/") + 1
+            if levels >= _LEVELS:
+                self._spread(iter(some), act, 1)
+                for tree in trees:
+                    tree.trim(_LEVELS)
+                some, levels = [], 0
+        self._spread(iter(some), act, 1)
 
     def _clean_in(self, directory: int) -> None:
         prefix = tuple(f"{child.PREFIX}{token}." for token in (self.token, *self.setup["tokens"]))

@@ -56,19 +56,27 @@ from beeond_ctl.staging.wire import LOOKS_PER_NODE, MAX_TEXT, MOST_PIECES, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import ThreadPoolExecutor
+    from collections.abc import Callable, Iterator
+    from queue import SimpleQueue
     from typing import Any
 
     from beeond_ctl.staging.flushed import Flushed
     from beeond_ctl.staging.listing import List, Listed
 
+    _Answer = tuple[int, "_Seen | BaseException"]
+    _Part = tuple[Callable[[bytes], "_Seen"], int, bytes, SimpleQueue[_Answer]]
+
 _SOME, _MANY, _TURN, _FEW = 16, 1024, 32, 16
 """Entries looked at in one go: until it is known whether calls wait; where they do not; where they do, at least, of one
 directory; and by each thread then."""
 
-_KEEP, _FILES = 8, 64
-"""Directories that a thread keeps open on each side; and how many open files it needs, with the path to the next."""
+_KEEP, _FILES = 8, 160
+"""Directories that a thread keeps open on each side; and how many open files it needs at most: on the way to the next
+directory there are 64 on each side."""
+
+_TIMED = 8
+"""Of so many directories one is timed: to ask how long a thread has run takes longer than to open one, if that does not
+wait."""
 
 _SLOW_S, _CERTAIN_S, _THREADS = 0.0003, 0.02, 128
 """When a call waits longer than this on average, others are worth having in flight; what calls have to have waited in
@@ -268,6 +276,58 @@ class _Names:
         self.path, self.names = path, names
 
 
+class _Pool:
+    """Threads that each look at some names for whoever has more of them than one should look at alone."""
+
+    def __init__(self) -> None:
+        """None as yet."""
+        from queue import SimpleQueue
+
+        self.size = 0
+        self._parts: SimpleQueue[_Part] = SimpleQueue()
+
+    def grow(self) -> bool:
+        """One more; whether the system allows that."""
+        started = _starts(threading.Thread(target=self._work, daemon=True))
+        self.size += started
+        return started
+
+    def map(self, look: Callable[[bytes], _Seen], parts: list[bytes]) -> list[_Seen]:
+        """What `look` says of each part. Raises what it raises."""
+        from queue import SimpleQueue
+
+        if not self.size:
+            return [look(part) for part in parts]
+        answers: SimpleQueue[_Answer] = SimpleQueue()
+        for index, part in enumerate(parts):
+            self._parts.put((look, index, part, answers))
+        found = dict(answers.get() for _ in parts)
+        seen = []
+        for index in range(len(parts)):
+            answer = found[index]
+            if isinstance(answer, BaseException):
+                raise answer
+            seen.append(answer)
+        return seen
+
+    def _work(self) -> None:
+        while True:
+            look, index, part, answers = self._parts.get()
+            try:
+                answers.put((index, look(part)))
+            except BaseException as error:  # noqa: BLE001 (raised by `map`)
+                answers.put((index, error))
+
+
+def _starts(thread: threading.Thread) -> bool:
+    """Start `thread`; False where the system allows no more."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
 class _Scan:
     """One walk."""
 
@@ -294,8 +354,8 @@ class _Scan:
         self.waited_s = 0.0
         self.known_waits = False
         self.threads: list[threading.Thread] = []
-        self.pool: ThreadPoolExecutor | None = None
-        self.in_flight = 1
+        self.pool: _Pool | None = None
+        self.visits = 0
         self.shares = LOOKS_PER_NODE * int(config["nodes"]) if native and config["nodes"] > 1 else 0
         self.share: list[_Names] = []
         self.shared: dict[int, list[_Names]] = {}
@@ -370,7 +430,7 @@ class _Scan:
             with self.lock:
                 self.busy -= 1
                 if len(self.pending) > 1 and len(self.threads) + 1 < _WALKERS:
-                    self._more_threads(1)
+                    self._more_threads()
                 self.lock.notify_all()
 
     def _is_settled(self) -> bool:
@@ -378,20 +438,24 @@ class _Scan:
         comes = self.busy or self.shared or self.share
         return bool(self.left or self.pending) or not comes or self.error is not None
 
-    def _more_threads(self, count: int) -> None:
-        for _ in range(count):
-            self.threads.append(threading.Thread(target=self._walk_some, daemon=True))
-            self.threads[-1].start()
+    def _more_threads(self) -> bool:
+        """One more that walks; whether the system allows that."""
+        thread = threading.Thread(target=self._walk_some, daemon=True)
+        started = _starts(thread)
+        self.threads += [thread] if started else []
+        return started
 
     def _visit(self, trees: _Trees, path: str) -> None:
-        begun, wanted = (time.monotonic(), child.wanted_s()) if self.pool is None else (0.0, 0.0)
+        self.visits += 1
+        timed = self.pool is None and (self.list is not None or self.visits % _TIMED == 1)
+        begun, wanted = (time.monotonic(), child.wanted_s()) if timed else (0.0, 0.0)
         try:
             if len(path) > MAX_TEXT:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))  # noqa: TRY301
             source = trees.source.open(path)
             info = os.fstat(source.fd)
             listed = self.list.current(path, info) if self.list is not None else None
-            if begun:
+            if timed:
                 self._waited(begun, wanted, 1)
             listing = engine.opendir(source.fd) if listed is None else None
         except (OSError, StagingError) as error:
@@ -540,7 +604,7 @@ class _Scan:
         """How many entries of a directory to read in one go. Where calls wait, enough for all threads, but not more:
         the batches are to be of many directories, as in each only one name can be made at a time."""
         if self.pool is not None:
-            return max(_TURN, self.in_flight * _FEW // max(1, self.busy))
+            return max(_TURN, self.pool.size * _FEW // max(1, self.busy))
         return _MANY if self.known_waits else _SOME
 
     def _look_at(self, source: Dir, target: Dir | None, prefix: str, names: bytes) -> list[_Seen]:
@@ -550,7 +614,7 @@ class _Scan:
         if self.pool is not None:
             each = names.split(b"\0")[:-1]
             parts = [b"\0".join(each[at : at + _FEW]) + b"\0" for at in range(0, len(each), _FEW)]
-            return list(self.pool.map(lambda part: self._look(source, target, prefix, part), parts))
+            return self.pool.map(lambda part: self._look(source, target, prefix, part), parts)
         begun, wanted = time.monotonic(), child.wanted_s()
         seen = self._look(source, target, prefix, names)
         self._waited(begun, wanted, names.count(0))
@@ -618,15 +682,16 @@ class _Scan:
     def _widen(self) -> None:
         """Calls wait: have many in flight."""
         import resource
-        from concurrent.futures import ThreadPoolExecutor
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         allowed = _THREADS if limit == resource.RLIM_INFINITY else limit // _FILES
-        self.in_flight = max(2, min(_THREADS, allowed))
-        self.pool = ThreadPoolExecutor(self.in_flight)
-        self._more_threads(self.in_flight - 1 - len(self.threads))
-        if self.shares:
-            threading.Thread(target=self._hear, daemon=True).start()
+        pool = _Pool()
+        for count in range(max(2, min(_THREADS, allowed))):  # as many of both kinds, if these are all
+            if not (pool.grow() and (count < len(self.threads) or self._more_threads())):
+                break
+        if self.shares and not _starts(threading.Thread(target=self._hear, daemon=True)):
+            self.shares = 0
+        self.pool = pool
 
     def _take_in_listed(self, path: str, listed: Listed) -> None:
         self.listed_dirs += 1

@@ -43,7 +43,7 @@ def worker(area: Path, **more: Any) -> copier.Copier:
     setup = {
         "token": "0", "run": 1, "flags": [], "single": None, "fresh": False, "root_made": False, "direct": False,
         "root_mode": None, "clock": "", "again": False, "private": False, "marker": "", "places": [None, None],
-        "folds": False, "hidden": "",
+        "folds": False, "hidden": "", "tokens": [],
         "durable": False, "inodes": inodes, "source": str(area / "source"), "destination": str(area / "target"),
     }  # fmt: skip
     return copier.Copier({**setup, **more})

@@ -205,33 +205,71 @@ def test_a_tree_closes_last_what_lies_above_what_it_has_opened_last(tmp_path: Pa
     some.close()
 
 
-_FEW_FILES = """
+_LIMITED = """
 import sys
 from beeond_ctl.staging import spawn
-from beeond_ctl.staging.job import Job
+from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.local import copy_local
-area = sys.argv[1]
-spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, **dict(each.split("=", 1) for each in sys.argv[2:])}
+area, user = sys.argv[1], Identity(64242, 64242) if sys.argv[2] else None
+spawn._ENVIRONMENT = {**spawn._ENVIRONMENT, **dict(each.split("=", 1) for each in sys.argv[3:])}
 job = Job(f"{area}/source".encode(), f"{area}/target".encode(), ("update",))
-summary = copy_local(job, journal_dir=area, workers=1)
+summary = copy_local(job, user, journal_dir=area, workers=1)
 sys.exit(0 if summary.proved else "; ".join(summary.problems()))
 """
 
 
-def test_where_calls_wait_no_more_are_in_flight_than_files_can_be_open(area: Path) -> None:
-    for number in range(100):
+@pytest.mark.parametrize(
+    ("limit", "levels", "user"),
+    [
+        ("--nofile=1024:1024", 7, ""),
+        ("--nofile=4096:4096", 60, ""),
+        pytest.param("--nproc=100:100", 7, "user", marks=pytest.mark.root),
+    ],
+)
+def test_where_calls_wait_no_more_are_in_flight_than_the_system_allows(
+    area: Path, limit: str, levels: int, user: str
+) -> None:
+    below = "/".join(["d"] * (levels - 1))
+    for number in range(45):
         for top in ("source", "target"):
-            place = area / top / f"{number}/a/b/c/d/e/f"
+            place = area / top / f"{number}" / below
             place.mkdir(parents=True)
-            for each in (place, *place.parents[:6]):
+            for each in (place, *place.parents[: min(levels - 1, 6)]):
                 (each / "file").touch()
                 os.utime(each / "file", (0, 0))
+    if user:
+        subprocess.run(["chown", "-R", "64242:64242", area], check=True)
     slow = [f"{key}={value}" for key, value in slow_calls.environment(area, 500).items()]
     done = subprocess.run(
-        ["prlimit", "--nofile=1024:1024", sys.executable, "-c", _FEW_FILES, str(area), *slow],
+        ["prlimit", limit, sys.executable, "-c", _LIMITED, str(area), user, *slow],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("by", ["clean", "gone"])
+def test_what_a_killed_run_left_is_removed_in_deep_directories_without_many_open_files(
+    area: Path, by: str
+) -> None:
+    program = (
+        "import json, os, sys; from pathlib import Path; from tests.unit.copying import worker\n"
+        "from beeond_ctl.staging import copier\n"
+        "some, result = worker(Path(sys.argv[1])), copier._Result()\n"
+        "dirs = json.loads(sys.stdin.read())\n"
+        "some.threads = 32\n"
+        "some.gone(dirs) if sys.argv[2] == 'gone' else some.clean(dirs, result)\n"
+        "sys.exit(len(result.failures))\n"
+    )
+    dirs = [f"{number}/" + "/".join(["d"] * 11) for number in range(128)]
+    for path in dirs:
+        for top in ("target", *(["source"] if by == "clean" else [])):
+            (area / top / path).mkdir(parents=True)
+        (area / "target" / path / ".beeond-ctl.0.left").touch()
+    subprocess.run(
+        ["prlimit", "--nofile=1024:1024", sys.executable, "-c", program, str(area), by],
+        input=json.dumps(dirs), text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert not [path for path in dirs if os.listdir(area / "target" / path)]
 
 
 def test_a_thread_that_ends_while_it_is_looked_at_is_no_error() -> None:
