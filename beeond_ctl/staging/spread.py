@@ -253,6 +253,8 @@ class _Server:
             lost = node in self._lost
             if kind == "bye":
                 self._left.add(node)
+        if kind == "bye":  # before the end it has given up something that hangs, and does not report it
+            self._coordinator.node_lost(node)
         body: dict[str, Any] = {}
         if kind == "take":
             body = _DONE if self._dismissed or lost else self._coordinator.take(node)

@@ -25,6 +25,7 @@ from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.transfer import Progress
 from tests.faults import trees
+from tests.unit import copying
 from tests.unit.root_directory import needs_root, root_directory
 from tests.waiting import wait_for
 
@@ -190,6 +191,23 @@ def test_a_ticket_of_another_transfer_is_not_answered(tmp_path: Path) -> None:
     finally:
         first.close()
         second.close()
+        coordinator.close()
+
+
+def test_what_a_worker_has_when_it_leaves_is_done_by_others(tmp_path: Path) -> None:
+    make(tmp_path / "source", files=10)
+    (tmp_path / "journal").mkdir()
+    job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
+    coordinator = Coordinator(job, Begun(job, None, tmp_path / "journal", 2), ["here", A])
+    server = spread._Server(coordinator, [A])
+    try:
+        link = spread._Link(json.loads(server.ticket(1, 0)), A, ["127.0.0.1"])
+        wait_for(lambda: "work" in link.ask("take"), 20)
+        link.ask("bye")
+        assert copying.finish(coordinator, "here").proved
+        link.close()
+    finally:
+        server.close()
         coordinator.close()
 
 
