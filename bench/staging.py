@@ -426,8 +426,6 @@ def run(
         if files:
             bench_small(bench, files)
             bench_resume(bench)
-        if big:
-            bench_big(bench, big)
         if slow:
             bench.rounds = 1  # the peer takes a minute
             bench_slow(bench, slow)
@@ -435,6 +433,8 @@ def run(
             bench.rounds = rounds
         if files:
             bench_peers(bench, files // 10)
+        if big:  # the last, as it takes so much memory that programs are read in from the disk again
+            bench_big(bench, big)
         return bench.rows, bench.missing
     finally:
         shutil.rmtree(place)
