@@ -2,6 +2,7 @@
 
     transfer     what callers use: the values, and a whole transfer on this machine (`copy_local`)
     coordinator  one per transfer: what is to do, who does it, what is proved          (parent, may be root)
+    begin        before that: the journal is read, the scanner started and told         (parent, may be root)
     worker       one per node: copier processes that do what the coordinator hands out  (parent, may be root)
     journal      the record that makes a transfer resumable                             (parent, may be root)
     scan, copier the programs that touch files, each a fresh process of the user        (child)
