@@ -462,16 +462,21 @@ def test_where_calls_wait_many_threads_see_and_list_the_same(
     listed = sorted(list_of(area).read_bytes().splitlines())
     monkeypatch.setattr(module, "_SLOW_S", 0.0)
     monkeypatch.setattr(module, "_CERTAIN_S", 0.0)
-    walkers = set[int]()
+    walkers, came = list[int](), threading.Condition()
     begin = listing.Writer.begin
 
     def note(fd: int) -> listing.Directory:
-        walkers.add(threading.get_ident())
+        """Behind the root, who comes waits for somebody else: on a busy machine one might be through before."""
+        with came:
+            walkers.append(threading.get_ident())
+            came.notify_all()
+            if len(walkers) > 1:
+                came.wait_for(lambda: len({*walkers}) > 1, 20)
         return begin(fd)
 
     monkeypatch.setattr(listing.Writer, "begin", staticmethod(note))
     assert prepare(area) == alone
-    assert len(walkers) > 1
+    assert len({*walkers}) > 1
     again = sorted(list_of(area).read_bytes().splitlines())
     assert [line[:16] for line in again] == [line[:16] for line in listed]
 
