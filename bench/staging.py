@@ -94,18 +94,23 @@ class Bench:
 
     # Each of these copies `source` to `target`.
 
-    def ours(self, source: Path, target: Path, flags: str = "", preload: str = "") -> float:
-        """With this package; returns the memory of the two processes that know the whole transfer, in MiB."""
+    def ours(self, source: Path, target: Path, flags: str = "", preload: str = "", until: str = "") -> float:
+        """With this package, until that part of the bytes is there, if not to the end; returns the memory of the two
+        processes that know the whole transfer, in MiB."""
         self.journal.mkdir(exist_ok=True)
-        argv = [sys.executable, "-c", _COPY, str(source), str(target), str(self.journal), flags, preload, ""]
+        argv = [
+            sys.executable,
+            "-c",
+            _COPY,
+            str(source),
+            str(target),
+            str(self.journal),
+            flags,
+            preload,
+            until,
+        ]
         told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
         return sum(map(int, told.split())) / 1024
-
-    def ours_until(self, part: float, source: Path, target: Path) -> None:
-        """The same, but stopped as soon as this part of the bytes is there."""
-        self.journal.mkdir(exist_ok=True)
-        argv = [sys.executable, "-c", _COPY, str(source), str(target), str(self.journal), "", "", str(part)]
-        subprocess.run(argv, check=True, stdout=subprocess.PIPE)
 
     def program(self, argv: list[str | Path]) -> None:
         """Any other program."""
@@ -288,7 +293,7 @@ def _stopped(
 
     def most() -> None:
         forget()
-        bench.ours_until(0.9, source, target)
+        bench.ours(source, target, until="0.9")
 
     bench.size //= 10  # the rest of it is in use
     rest = _median([bench.once(lambda: bench.ours(source, target), most) for _ in range(bench.rounds)])

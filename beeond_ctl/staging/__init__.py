@@ -7,7 +7,7 @@
     journal      the record that makes a transfer resumable                             (parent, may be root)
     scan, copier the programs that touch files, each a fresh process of the user        (child)
     engine       ordinary entries by the thousand: `_native` (C), or `portable`         (parts of the children)
-    tree, data, metadata, proof, wire, causes
+    spool, tree, data, metadata, proof, wire, causes
 
 The parents never open a path that comes from a user's tree, and the children never run as anyone else than
 the user. Nothing here knows of Slurm, of the rendezvous, or of how an instance lives.

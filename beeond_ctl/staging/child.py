@@ -11,6 +11,7 @@ from beeond_ctl.staging.engine import engine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
 PREFIX = ".beeond-ctl."
@@ -73,6 +74,15 @@ def used_s() -> tuple[float, float]:
 def wanted_s() -> float:
     """The latter of `used_s`."""
     return used_s()[1]
+
+
+def starts(thread: threading.Thread) -> bool:
+    """Start `thread`; False where the system allows no more."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def run(main: Callable[[], None]) -> None:

@@ -601,9 +601,7 @@ class Copier:
         threads: list[threading.Thread] = []
         while len(threads) < self.threads and (task := following()) is not None:
             thread = threading.Thread(target=work, args=(task,))
-            try:
-                thread.start()
-            except RuntimeError:  # the system allows no more
+            if not child.starts(thread):
                 work(task)
                 break
             threads.append(thread)

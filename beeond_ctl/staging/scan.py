@@ -277,7 +277,10 @@ class _Names:
 
 
 class _Pool:
-    """Threads that each look at some names for whoever has more of them than one should look at alone."""
+    """Threads that each look at some names for whoever has more of them than one should look at alone.
+
+    As many as there can be: an executor fails at every task where not all of its threads can be started.
+    """
 
     def __init__(self) -> None:
         """None as yet."""
@@ -288,7 +291,7 @@ class _Pool:
 
     def grow(self) -> bool:
         """One more; whether the system allows that."""
-        started = _starts(threading.Thread(target=self._work, daemon=True))
+        started = child.starts(threading.Thread(target=self._work, daemon=True))
         self.size += started
         return started
 
@@ -317,15 +320,6 @@ class _Pool:
                 answers.put((index, look(part)))
             except BaseException as error:  # noqa: BLE001 (raised by `map`)
                 answers.put((index, error))
-
-
-def _starts(thread: threading.Thread) -> bool:
-    """Start `thread`; False where the system allows no more."""
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True
 
 
 class _Scan:
@@ -441,7 +435,7 @@ class _Scan:
     def _more_threads(self) -> bool:
         """One more that walks; whether the system allows that."""
         thread = threading.Thread(target=self._walk_some, daemon=True)
-        started = _starts(thread)
+        started = child.starts(thread)
         self.threads += [thread] if started else []
         return started
 
@@ -689,7 +683,7 @@ class _Scan:
         for count in range(max(2, min(_THREADS, allowed))):  # as many of both kinds, if these are all
             if not (pool.grow() and (count < len(self.threads) or self._more_threads())):
                 break
-        if self.shares and not _starts(threading.Thread(target=self._hear, daemon=True)):
+        if self.shares and not child.starts(threading.Thread(target=self._hear, daemon=True)):
             self.shares = 0
         self.pool = pool
 

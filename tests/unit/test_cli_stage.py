@@ -20,6 +20,7 @@ import pytest
 
 from beeond_ctl.cli import progress
 from beeond_ctl.staging.transfer import Progress
+from bench import slow_calls
 from tests.areas import area_in
 from tests.faults import trees
 
@@ -387,10 +388,7 @@ def slow() -> Iterator[dict[str, str]]:
     """What makes a transfer take long enough to be hit half way, however fast it is and however busy the machine."""
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
-        library = f"{place}/slow_calls.so"
-        source = Path(__file__).parents[2] / "bench/slow_calls.c"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
-        yield {"LD_PRELOAD": library, "CALL_DELAY_US": "200", "CALL_DELAY_BELOW": "/dev/shm"}
+        yield {**slow_calls.environment(Path(place), 200), "CALL_DELAY_BELOW": "/dev/shm"}
 
 
 def start(area: Path, many: Path, slow: dict[str, str], *more: str) -> subprocess.Popen[str]:
