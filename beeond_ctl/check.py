@@ -421,8 +421,8 @@ def _start_of(daemon: str) -> float | None:
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "comm").read_text().strip() == daemon:
-                ticks = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
+            if entry.name.isdigit() and (entry / "comm").read_bytes().strip() == daemon.encode():
+                ticks = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[19])
                 return boot + ticks / os.sysconf("SC_CLK_TCK")
         except OSError:
             continue

@@ -291,7 +291,7 @@ def _standstill(pid: int) -> str:
     stuck = []
     try:
         for thread in sorted(os.listdir(f"/proc/{pid}/task")):
-            text = Path(f"/proc/{pid}/task/{thread}/status").read_text()
+            text = Path(f"/proc/{pid}/task/{thread}/status").read_text(errors="replace")
             state = re.search(r"^State:\s+(\S)", text, re.MULTILINE)
             if state is None or state[1] == "R":
                 return ""

@@ -302,7 +302,7 @@ def find(token: str) -> list[Process]:
                 continue
             state, start_time = _stat(int(entry))
             if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0") and state not in "ZX":
-                found.append(Process(Path(f"/proc/{entry}/comm").read_text().strip(), int(entry), start_time))
+                found.append(Process(_name(int(entry)), int(entry), start_time))
     return found
 
 
@@ -320,7 +320,7 @@ def marked() -> dict[str, list[Process]]:
             state, start_time = _stat(int(entry))
             for word in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                 if word.startswith(mark) and state not in "ZX":
-                    name = Path(f"/proc/{entry}/comm").read_text().strip()
+                    name = _name(int(entry))
                     token = word.removeprefix(mark).decode(errors="replace")
                     found.setdefault(token, []).append(Process(name, int(entry), start_time))
     return found
@@ -397,6 +397,11 @@ def _signal_and_wait(
                 descriptors.discard(descriptor)
                 with suppress(ChildProcessError):  # ours only if this very process started it
                     os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+
+
+def _name(pid: int) -> str:
+    """The name of process `pid` (proc(5), comm); a process may give itself any."""
+    return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
 
 
 def _stat(pid: int) -> tuple[str, int]:

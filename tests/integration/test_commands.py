@@ -31,6 +31,19 @@ def test_check_asks_for_no_secret_where_no_jobs_run(cluster: Cluster) -> None:
     assert {subject for subject, (verdict, _) in found.items() if verdict == "fail"} == set()
 
 
+def test_check_passes_over_a_process_with_a_name_that_is_no_text(cluster: Cluster) -> None:
+    odd = r"sl\377eep"
+    script = (
+        f"cd /tmp && ln -s /usr/bin/sleep \"$(printf '{odd}')\" && ./sl?eep 600 >/dev/null 2>&1 & echo $!"
+    )
+    pid = int(cluster.run("login", ["sh", "-c", f"{{ {script}; }}"], user="alice").stdout)
+    try:
+        wait_for(lambda: cluster.processes("login", r"\./sl.eep 600"), 10)
+        assert "fail" not in {verdict for verdict, _ in verdicts(cluster, "login").values()}
+    finally:
+        cluster.run("login", ["sh", "-c", f"kill {pid}; rm /tmp/sl?eep"], user="alice")
+
+
 def test_check_names_what_would_bite(cluster: Cluster) -> None:
     cluster.run("n1", ["touch", f"{plugin_directory()}/beeond.so"])
     cluster.run("n1", ["chmod", "644", "/etc/beeond-ctl/secret"])

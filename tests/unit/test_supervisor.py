@@ -17,7 +17,18 @@ import pytest
 from beeond_ctl import supervisor
 from beeond_ctl.backends import Answer, Command, File, Mounted, PortOpen, Service
 from beeond_ctl.errors import NodeError
-from beeond_ctl.supervisor import Process, alive, ask, find, run, start, stop, wait_ready
+from beeond_ctl.supervisor import (
+    TOKEN_VARIABLE,
+    Process,
+    alive,
+    ask,
+    find,
+    marked,
+    run,
+    start,
+    stop,
+    wait_ready,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,6 +241,17 @@ def test_children_and_daemons_of_a_service_are_ended_with_it(tmp_path: Path, tok
     until(lambda: text(tmp_path / "logs/log") and not alive(process))
     assert len(find(token)) == 2
     assert stop([process], token=token, timeout_s=10) == []
+    assert find(token) == []
+
+
+def test_a_process_is_found_whatever_it_calls_itself(tmp_path: Path, token: str) -> None:
+    odd = os.fsencode(tmp_path) + b"/sl\xffeep"
+    os.symlink("/usr/bin/sleep", odd)  # its name becomes the process's
+    process = subprocess.Popen([odd, "60"], env={TOKEN_VARIABLE: token})
+    until(lambda: [found.name for found in find(token)] == ["sl\ufffdeep"])
+    assert [found.name for found in marked()[token]] == ["sl\ufffdeep"]
+    stop([], token=token, timeout_s=10)
+    process.wait(10)
     assert find(token) == []
 
 
