@@ -760,20 +760,21 @@ def mount(edition: str, arguments: list[str]) -> NoReturn:
         os._exit(32)
     numbers = {"meta": port(settings, 8005), "storage": port(settings, 8003)}
     servers = {(target["node"], numbers[target["kind"]]) for target in answer["targets"]}
-    manager = (settings["sysMgmtdHost"], port(settings, 8008))
+    client = Client(point, (settings["sysMgmtdHost"], port(settings, 8008)), secret, servers)
     if os.fork() == 0:
         os.setsid()
         for descriptor in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-        Client(point, manager, secret, servers).run()
+        client.run()
     os._exit(0)
 
 
 class Client:
     """What the kernel does for a mount: for as long as a server is silent, whoever touches the mount waits.
 
-    To that end it has the kernel ask before anything in the mount is opened (fanotify(7)), and does not answer. It can
-    do without mgmtd until it is unmounted: it ends when mgmtd has been told of that.
+    To that end it has the kernel ask before anything in the mount is opened (fanotify(7)), and does not answer: from
+    the mount's beginning until all servers have answered once, as nobody gets anything from one that was silent
+    before. It can do without mgmtd until it is unmounted: it ends when mgmtd has been told of that.
     """
 
     def __init__(
@@ -784,12 +785,10 @@ class Client:
         self.leaving = {"auth": secret, "ask": "leave"}
         self.connections: dict[tuple[str, int], socket.socket] = {}
         self.mount_id = mounted_at(point)[-1][0]
-        self.silence = -1
+        self.silence = held_up(point)
 
     def run(self) -> NoReturn:
         with open("/proc/self/mountinfo") as table:
-            changed = select.poll()
-            changed.register(table, select.POLLPRI | select.POLLERR)
             while any(words[0] == self.mount_id for words in mounted_at(self.point)):
                 well = all(self.answers(server) for server in self.servers)
                 if not well and self.silence < 0:
@@ -797,6 +796,10 @@ class Client:
                 elif well and self.silence >= 0:
                     os.close(self.silence)  # whoever waits goes on
                     self.silence = -1
+                changed = select.poll()
+                changed.register(table, select.POLLPRI | select.POLLERR)
+                for connection in self.connections.values():
+                    changed.register(connection, select.POLLIN)  # its server is gone
                 changed.poll(200)
         signal.alarm(int(LEAVE_S))
         ask(*self.manager, self.leaving)
