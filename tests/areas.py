@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.testbed.host import mount_table
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ def area_in(base: Path | None = None) -> Iterator[Path]:
     try:
         yield area
     finally:
-        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-            if line.split()[1].startswith(f"{area}/"):
-                subprocess.run(["umount", "-l", line.split()[1]], check=True)
+        for line in reversed(mount_table()):
+            point = line.split()[4]
+            if point.startswith(f"{area}/"):
+                subprocess.run(["umount", "-l", point], check=True)
         wait_for(lambda: _is_gone(area), 20)
 
 
