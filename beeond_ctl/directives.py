@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from beeond_ctl.errors import RequestError
-from beeond_ctl.request import MAX_ENCODED, below, escape, parse_options, show
+from beeond_ctl.request import MAX_ENCODED, escape, parse_options, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +88,7 @@ def _option(words: list[str]) -> tuple[str, str]:
             f"{DIRECTIVE}: unknown directive {show(name)}; the directives are {', '.join(_OPTIONS)}"
         )
     option = _OPTIONS[name]
-    return option, _beeond(rest) if name == "beeond" else _stage(name, rest, inward=name == "stage_in")
+    return option, _beeond(rest) if name == "beeond" else _stage(name, rest)
 
 
 def _beeond(words: list[str]) -> str:
@@ -106,7 +106,7 @@ def _beeond(words: list[str]) -> str:
     return ",".join(kept)
 
 
-def _stage(directive: str, words: list[str], *, inward: bool) -> str:
+def _stage(directive: str, words: list[str]) -> str:
     values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -126,8 +126,6 @@ def _stage(directive: str, words: list[str], *, inward: bool) -> str:
     for name in ("source", "destination"):
         if name not in values:
             raise RequestError(f"{DIRECTIVE} {directive}: no {name}; write {name}=PATH")
-    inner = "destination" if inward else "source"
-    values[inner] = below(values[inner])
     text = f"{escape(values['source'])}:{escape(values['destination'])}"
     return f"{text}:{escape(values['flags'])}" if "flags" in values else text
 
