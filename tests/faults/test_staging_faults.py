@@ -33,6 +33,8 @@ from tests.faults.injected import (
     children_after,
     children_with,
 )
+from tests.unit import copying
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -317,6 +319,46 @@ def test_killed_at_any_moment_the_transfer_resumes_where_it_was(
     assert done <= set(trees.files_in(os.fsencode(area / "target"))) | {
         name for name in done if os.path.basename(name).startswith(b".beeond-ctl.")
     }
+
+
+@pytest.mark.parametrize("nth", [1, 9, 40])
+@pytest.mark.parametrize("gone", [0, 40])
+def test_killed_while_it_removes_what_a_killed_run_left_the_next_one_goes_on(
+    gone: int, nth: int, area: Path, injector: Path
+) -> None:
+    """In directories that are at the source, and in those that are there no longer."""
+    for number in range(50):
+        (area / "source" / f"d{number}").mkdir(parents=True)
+        (area / "source" / f"d{number}" / "file").write_text(str(number))
+    killed = copying.coordinator(area, "n1", durable=True)
+    copying.next_work(killed, "n1")  # all directories are on record
+    copying.kill(killed)
+    token = copying.token_of(area)
+    for number in range(50):
+        (area / "target" / f"d{number}").mkdir(parents=True)
+        (area / "target" / f"d{number}" / f".beeond-ctl.{token}.x").touch()
+    for number in range(gone):
+        shutil.rmtree(area / "source" / f"d{number}")
+    once = {"FAULT": f"unlink:{nth}:-1", "FAULT_ONCE": str(area / "once"), "LD_PRELOAD": str(injector)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(area), *(f"{key}={value}" for key, value in once.items())],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        wait_for((area / "once").exists, 20)  # a copier is frozen where it would remove one
+        children = children_after(program, 0)
+    finally:
+        program.kill()
+    program.communicate()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    await_end(children)
+    assert trees.leftovers(os.fsencode(area / "target"))
+    summary = stage(area)
+    assert summary.proved, summary.problems()
+    assert trees.leftovers(os.fsencode(area / "target")) == []
 
 
 def _start(journal: Path) -> int:
