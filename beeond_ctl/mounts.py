@@ -263,14 +263,21 @@ def _take_off(mounted: MountInfo, flags: int, within_s: float) -> str:
 def _umount(point: str, flags: int) -> None:
     """umount2(2) by way of no link: a user who owns a directory above `point` could make it one. Raises OSError.
 
-    Leaves its process in another directory.
+    Leaves its process in the root directory, with nothing open: it may end a while after it has answered, and what is
+    unmounted next is what it has passed through.
     """
     *above, name = point.strip("/").split("/")
     directory = os.open("/", os.O_PATH | os.O_DIRECTORY)
-    for part in above:
-        directory = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
-    os.fchdir(directory)
-    libc.call("umount2", os.fsencode(name), flags | _UMOUNT_NOFOLLOW)
+    try:
+        for part in above:
+            within = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            os.close(directory)
+            directory = within
+        os.fchdir(directory)
+        libc.call("umount2", os.fsencode(name), flags | _UMOUNT_NOFOLLOW)
+    finally:
+        os.close(directory)
+        os.chdir("/")
 
 
 def _detach(stuck: MountInfo, mounted: list[MountInfo]) -> None:

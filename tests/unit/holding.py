@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def started(words: list[str], uid: int, *descriptors: int) -> subprocess.Popen[bytes]:
+def started(
+    words: list[str], uid: int, *descriptors: int, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
     """A process of user `uid` that has said that it is ready."""
     child = subprocess.Popen(
-        words, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[], pass_fds=descriptors
+        words, stdin=stdin, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[], pass_fds=descriptors
     )
     assert child.stdout
     assert child.stdout.readline() == b"1\n"

@@ -297,6 +297,23 @@ def test_no_link_that_a_user_puts_in_the_way_is_followed(base: Path, mounted: st
     assert mounts.mount_at(f"{base}/foreign/sub") is not None
 
 
+UNMOUNT = """
+import sys
+from beeond_ctl import mounts
+mounts._umount(sys.argv[1], 0)
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_has_unmounted_something_keeps_nothing_busy_until_it_ends(mounted: str) -> None:
+    os.mkdir(f"{mounted}/sub")
+    mounts.mount("-t", "tmpfs", "theirs", f"{mounted}/sub")
+    with ending(started([sys.executable, "-c", UNMOUNT, f"{mounted}/sub"], 0, stdin=subprocess.PIPE)):
+        tried_in_child(mounted)
+    assert mounts.mount_at(mounted) is None
+
+
 def tried_in_child(point: str) -> None:
     if wrong := tried(lambda: mounts._umount(point, 0), within_s=10):
         raise OSError(wrong)
