@@ -817,7 +817,8 @@ static enum state prove(const struct batch *batch, const struct file *file, cons
 	return state;
 }
 
-/* The name of a proved file. One that is newer than what replaces it has to be kept under another name: not for us. */
+/* The name of a proved file. One that is newer than what replaces it has to be kept under another name, and what holds no
+   data, as a device, is in the way: not for us. */
 static enum state put(const struct batch *batch, const char *temp, const char *name, const struct file *file)
 {
 	struct stat there;
@@ -829,7 +830,7 @@ static enum state put(const struct batch *batch, const char *temp, const char *n
 		if (fstatat(batch->target, name, &there, AT_SYMLINK_NOFOLLOW) < 0) {
 			if (errno != ENOENT)
 				return UNTOUCHED;
-		} else if (S_ISREG(there.st_mode) && is_later(there.st_mtim, file->info.st_mtim)) {
+		} else if (S_ISREG(there.st_mode) ? is_later(there.st_mtim, file->info.st_mtim) : !S_ISLNK(there.st_mode)) {
 			return UNTOUCHED;
 		}
 	}

@@ -775,7 +775,7 @@ class Copier:
         self, directory: Dir, temp: str, name: str, mtime_ns: int, path: str, result: _Result
     ) -> None:
         """Give what waits in the directory `path` under the name `temp` its own, where a newer file is kept. Raises
-        OSError."""
+        OSError, StagingError."""
         fd = directory.fd
         if not (directory.made and self.private):
             # Where nothing was before, others may have put something by now: most likely not.
@@ -787,13 +787,15 @@ class Copier:
 
     def _keep_newer(self, directory: Dir, name: str, mtime_ns: int, path: str, result: _Result) -> None:
         """Keep a file at the destination that is newer than what is about to replace it, under another name. Raises
-        OSError."""
+        OSError, and StagingError where a device, FIFO or socket would be replaced."""
         fd = directory.fd
         try:
             there = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(there.st_mode) or there.st_mtime_ns <= mtime_ns:
+        if not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
+            raise StagingError("in-the-way")
+        if stat.S_ISLNK(there.st_mode) or there.st_mtime_ns <= mtime_ns:
             return
         number = 0
         while True:
@@ -902,11 +904,19 @@ class Copier:
             side = "destination"
             sync = self._sync_of(target_dir)
             target = self._shared_temp(temp, target_dir)
-            if self.read_back:
-                digest: bytes | None = data.copy_range(source, target, start, end, sparse=sparse)
-            else:
-                data.clone_range(source, target, start, end, sparse=sparse)
-                digest = b""
+            digest: bytes | None = b""
+            try:
+                if self.read_back:
+                    digest = data.copy_range(source, target, start, end, sparse=sparse)
+                else:
+                    data.clone_range(source, target, start, end, sparse=sparse)
+            except StagingError:  # it has become shorter
+                side = "source"
+                info = os.fstat(source)
+                if _as_scanned(info, entry):
+                    raise
+                self._again(payload, info, result)
+                return
             if sync.how != _Sync.NONE:
                 os.fdatasync(target)
             if self.read_back:
@@ -1093,7 +1103,7 @@ class Copier:
             raise
         try:
             self._give_name(directory, temp, name, mtime, path, result)
-        except OSError:
+        except (OSError, StagingError):
             os.unlink(temp, dir_fd=directory.fd)
             raise
         result.copied += 1
@@ -1205,7 +1215,7 @@ class Copier:
                     self._clean_in(self.target.open(path).fd)
                 result.skipped += 1
             except (OSError, StagingError) as error:
-                result.fail("destination", error, path)
+                result.fail("destination", error, path or ".")
 
         self._in_turns(dirs, act, self.source, self.target)
 

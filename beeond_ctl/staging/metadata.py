@@ -82,6 +82,10 @@ def copy_metadata(
     if inherits_acl:
         for name in (_ACCESS, _DEFAULT):
             _drop(target, name)
+    if stat.S_ISDIR(info.st_mode):  # it may have been there before
+        for name in extended(target):
+            if name not in names:
+                _drop(target, name)
     if names:
         notes += _copy_user_attributes(source, target, names)
     if _ACCESS not in names and _DEFAULT not in names:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -294,6 +295,35 @@ def test_a_link_in_the_destination_leads_nowhere(area: Path) -> None:
     assert not summary.proved
     assert {cause for cause, _ in summary.failures} == {"in-the-way"}
     assert list((area / "elsewhere").iterdir()) == []
+
+
+@by_both
+@pytest.mark.root
+@pytest.mark.parametrize("content", ["small", "hard link", "link", "big"])
+def test_what_is_neither_file_nor_link_is_replaced_by_nothing(area: Path, content: str) -> None:
+    source, target = area / "source", area / "target"
+    (source / "dir").mkdir(parents=True)
+    (target / "dir").mkdir(parents=True)
+    if content == "link":
+        (source / "dir" / "one").symlink_to("x")
+    else:
+        (source / "dir" / "one").write_bytes(b"x" * ((3 << 20) if content == "big" else 1))
+        if content == "big":
+            os.truncate(source / "dir" / "one", 3 * PIECE)
+    name = "one"
+    if content == "hard link":
+        name = "two"
+        os.link(source / "dir" / "one", source / "dir" / "two")
+    for device in (False, True):
+        there = target / "dir" / name
+        os.mknod(there, (stat.S_IFCHR if device else stat.S_IFIFO) | 0o600, os.makedev(1, 3) if device else 0)
+        before = there.lstat()
+        summary = stage(source, target, area=area)
+        assert summary.failures["in-the-way", "destination"].examples == (f"dir/{name}",)
+        assert there.lstat() == before
+        assert trees.leftovers(bytes(target)) == []
+        there.unlink()
+    assert stage(source, target, area=area).proved
 
 
 @by_both
@@ -983,6 +1013,28 @@ def test_a_default_acl_at_the_destination_gives_nobody_access_to_the_copy(area: 
         copy, original = area / "target" / name, area / "source" / name
         assert [each for each in os.listxattr(copy) if "acl" in each] == []
         assert copy.stat().st_mode == original.stat().st_mode
+
+
+def test_a_directory_that_was_there_keeps_no_attribute_that_the_source_has_not(area: Path) -> None:
+    if not shutil.which("setfacl"):
+        pytest.skip("needs setfacl")
+    for name in ("source", "target"):
+        for each in ("plain", "default"):
+            (area / name / each).mkdir(parents=True)
+    for name, acl in (
+        ("target/plain", "u:33:rwx,g::---"),
+        ("target/default", "u:33:rwx"),
+        ("source/default", "d:u:34:rx"),
+    ):
+        subprocess.run(["setfacl", "-m", acl, area / name], check=True)
+    os.setxattr(area / "target/plain", "user.old", b"1")
+    os.setxattr(area / "source/plain", "user.new", b"1")
+    (area / "source/plain").chmod(0o750)
+    summary = stage(area / "source", area / "target", area=area)
+    assert summary.proved, summary.problems()
+    assert differences(area / "source", area / "target") == ""
+    assert os.listxattr(area / "target/plain") == ["user.new"]
+    assert os.listxattr(area / "target/default") == ["system.posix_acl_default"]
 
 
 @pytest.mark.parametrize("how", ["changed", "no room"])
