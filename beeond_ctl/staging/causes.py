@@ -28,6 +28,9 @@ CAUSES = {
 }
 """Each class and how it reads in a message."""
 
+LOST = "lost"
+"""Nobody can name what was not copied: its examples are reasons, not names."""
+
 NO_ROOM = ("no-space", "quota")
 """What may be over when something else at the destination has been given up."""
 

@@ -25,7 +25,7 @@ from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
 from beeond_ctl.staging.spawn import end, last_words
 from beeond_ctl.staging.transfer import Fold, Progress, Summary, show_path
-from beeond_ctl.staging.wire import EXAMPLES, MOST_PIECES
+from beeond_ctl.staging.wire import EXAMPLES, MOST_PIECES, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class _Big:
     payload: str
     dirs: str
     size: int
+    left_bytes: int
+    """What was to be copied of it when this attempt began: not the pieces that were there."""
     done: bytearray
     """Of each piece, 1 if it is there."""
     digests: bytearray
@@ -196,7 +198,10 @@ class Coordinator:
             if not (self._scan_ok or self._cancelled or self._missing or self._refused):
                 words = last_words(scanner) or problem or "no reason given"
                 self._failed(
-                    "lost", "source", [f"the rest of the source: its scanner ended early ({words})"], 1
+                    "lost",
+                    "source",
+                    [f"the rest of the source is not known, as its scanner ended early: {words}"],
+                    1,
                 )
                 self._clean = True  # it may have left a name that nobody has been told of
             self._scanned = True
@@ -328,18 +333,20 @@ class Coordinator:
         if not 0 < count <= MOST_PIECES or len(done) not in (0, count) or (done and not temp):
             raise wire.ProtocolError("a big file is out of bounds")
         described = wire.dumps({**description, "temp": ""})
+        there = done.count(1) * PIECE - (count * PIECE - size if done and done[-1] else 0)
         done, digests = done or bytearray(count), digests or bytearray(_DIGEST * count)
         big = _Big(
             described,
             payload if temp else "",
             dirs,
             size,
+            size - there,
             done,
             digests,
             tries,
             left=done.count(0),
         )
-        self._tally.bytes_total += size
+        self._tally.bytes_total += big.left_bytes
         self._bigs += not again
         if big.payload:
             self._add_pieces(big)
@@ -553,7 +560,7 @@ class Coordinator:
             self._vain = self._vain + 1 if in_vain else 0
         kinds = ("copy", "last", "apart", "link", "delete", "clean", "finish")
         if work.kind in kinds and counted != work.entries:
-            self._failed("lost", "source", [f"{work.entries - counted} entries that nobody accounted for"], 1)
+            self._failed("lost", "source", ["nobody accounted for them"], abs(work.entries - counted))
         tally.bytes += answer.bytes
         tally.by_node[work.node] = tally.by_node.get(work.node, 0) + answer.bytes
         if work.kind in ("copy", "last", "apart", "link", "place"):
@@ -608,7 +615,7 @@ class Coordinator:
             self._bigs -= 1
             self._vain_bigs = 0
             if answer.copied != 1:
-                self._failed("lost", "source", [_entry(big.payload)], 1)
+                self._failed("lost", "source", [f"nobody accounted for {_entry(big.payload)}"], 1)
         self._end_big(big)
         return journaled
 
@@ -638,16 +645,17 @@ class Coordinator:
             return
         if big.payload:
             self._add(_Work(0, "drop", (big.payload,), 0))
+        self._tally.bytes -= big.copied  # which are nowhere any more
         if big.crowded and not big.failed:
             self._try_later("alone", 1, len(big.done), big.dirs, big.described)
             return
         if big.again and not big.failed and big.tries < _TRIES:
-            self._tally.bytes_total -= big.size - big.copied  # nobody copies these any more
+            self._tally.bytes_total -= big.left_bytes
             count, size, payload = big.again
             self._add_big(count, size, big.dirs, payload, tries=big.tries + 1, again=True)
             return
         if big.open_elsewhere and not (big.again or big.failed):
-            self._tally.bytes_total -= big.size - big.copied
+            self._tally.bytes_total -= big.left_bytes
             self._add_big(len(big.done), big.size, big.dirs, big.described, tries=big.tries, again=True)
             return
         self._bigs -= 1
@@ -670,7 +678,8 @@ class Coordinator:
             work.big.running -= 1
             work.big.failed = True
             self._end_big(work.big)
-        self._failed("lost", "source", [f"a batch ({words})"], max(1, work.entries))
+        why = f"the process that copied them died: {words}" if words else "the process that copied them died"
+        self._failed("lost", "source", [why], max(1, work.entries))
 
     def _retry(self, work: _Work, *, opened: bool = True, may_come_late: bool = False) -> None:
         """Let another copier try; what the one before has `opened` may have temporary names, removed at the end.
@@ -698,9 +707,7 @@ class Coordinator:
     def _end_without_nodes(self) -> None:
         """Be finished when no node takes anything any more, and none has anything left to report."""
         if not (self._nodes or self._outstanding or self._finished()):
-            why = f"no node is left to copy ({self._last_left})"
-            self._failed("lost", "source", [f"everything: {why}"], 1)
-            self._cancelled = why
+            self._cancelled = f"no node is left to copy ({self._last_left})"
 
     def node_lost(self, node: str) -> None:
         """`node` will not report any more: others do what it had taken."""

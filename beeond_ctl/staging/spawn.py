@@ -63,7 +63,10 @@ def last_words(child: subprocess.Popen[bytes]) -> str:
     except BlockingIOError:
         return ""
     lines = text.decode(errors="backslashreplace").strip().splitlines()
-    return lines[-1][:200] if lines else ""
+    import re
+
+    # Of an exception what the system says of it is enough for whoever copies.
+    return re.sub(r"^\w*Error: \[Errno \d+\] ", "", lines[-1])[:200] if lines else ""
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

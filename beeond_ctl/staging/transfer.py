@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from beeond_ctl.errors import visible
-from beeond_ctl.staging.causes import CAUSES
+from beeond_ctl.staging.causes import CAUSES, LOST
 from beeond_ctl.staging.wire import EXAMPLES
 
 
@@ -79,7 +79,10 @@ class Summary:
             lines.append(f"stopped: {self.cancelled}")
         for (cause, side), fold in sorted(self.failures.items()):
             text = CAUSES.get(cause, CAUSES["other"])
-            if side == "deletion":
+            if cause == LOST:  # on no side, and what tells of it are no names
+                entries = Fold(fold.count)
+                lines.append(f"{entries} not copied: {'; '.join(map(visible, dict.fromkeys(fold.examples)))}")
+            elif side == "deletion":
                 lines.append(f"{fold} not deleted: {text} at the destination")
             else:
                 lines.append(f"{fold} not copied: {text} at the {side}")

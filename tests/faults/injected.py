@@ -55,6 +55,18 @@ def children_after(program: subprocess.Popen[bytes], delay_s: float) -> list[int
     return [int(pid) for pid in set(text.split())]
 
 
+def frozen_child() -> int:
+    """The process id of a child of ours that a fault has stopped."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for task in Path("/proc/self/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                    return int(pid)
+        time.sleep(0.01)
+    raise AssertionError("no child has come to the fault")
+
+
 def await_end(pids: list[int]) -> None:
     """Wait until orphaned children have seen that their parent is gone."""
     deadline = time.monotonic() + 20

@@ -17,21 +17,9 @@ import pytest
 from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.local import copy_local
 from tests.faults import trees
-from tests.faults.injected import ERRNOS, RUNS, children_with
+from tests.faults.injected import ERRNOS, RUNS, children_with, frozen_child
 
 USER = Identity(65534, 65534, (65534,))
-
-
-def frozen_child() -> int:
-    """The process id of a child of ours that a fault has stopped."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        for task in Path("/proc/self/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                    return int(pid)
-        time.sleep(0.01)
-    raise AssertionError("no child has come to the fault")
 
 
 @pytest.mark.root

@@ -32,6 +32,7 @@ from tests.faults.injected import (
     await_end,
     children_after,
     children_with,
+    frozen_child,
 )
 from tests.unit import copying
 from tests.waiting import wait_for
@@ -262,6 +263,26 @@ def test_half_a_file_that_a_killed_copier_left_under_its_own_name_is_replaced_an
     assert summary.proved, summary.problems()
     source, target = (trees.files_in(os.fsencode(area / each)) for each in ("source", "target"))
     assert target == source
+
+
+def test_a_big_file_that_gets_shorter_under_a_copier_is_begun_again(area: Path, injector: Path) -> None:
+    (area / "source").mkdir()
+    with open(area / "source/big", "wb") as file:
+        for _ in range(130):
+            file.write(os.urandom(1 << 20))
+    summaries = []
+    transfer = threading.Thread(target=lambda: summaries.append(stage(area)))
+    once = {"FAULT": "write:10:-3", "FAULT_ONCE": str(area / "once")}
+    with children_with(LD_PRELOAD=str(injector), **once):
+        transfer.start()
+        pid = frozen_child()
+        os.truncate(area / "source/big", 100)
+        os.kill(pid, signal.SIGCONT)
+        transfer.join()
+    [summary] = summaries
+    assert summary.proved, summary.problems()
+    assert (summary.copied, summary.bytes) == (1, 100)
+    assert_same(area)
 
 
 _PROGRAM = """

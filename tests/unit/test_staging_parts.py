@@ -130,6 +130,14 @@ def test_a_summary_says_one_line_for_each_cause_with_examples() -> None:
     assert lines[1] == "1 entry not copied: quota exceeded at the destination"
 
 
+def test_a_summary_gives_the_reasons_where_nobody_knows_the_names() -> None:
+    why = ["the process that copied them died: Transport endpoint is not connected"] * 2 + [
+        "nobody\naccounted for them"
+    ]
+    summary = Summary(b"/a", b"/b", failures={("lost", "source"): Fold().add(7, why)})
+    assert summary.problems() == [f"7 entries not copied: {why[0]}; nobody\\naccounted for them"]
+
+
 # --- the native part and what does without it ------------------------------------------------------------
 
 
