@@ -78,12 +78,24 @@ static int is_equal(struct timespec one, struct timespec other)
 	return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
 }
 
-/* metadata.same_time: whether `kept` is `source` as a file system with coarser clocks keeps it. */
+/* metadata.same_time: whether `kept` is `source` as a file system keeps it that has coarser clocks, or does not reach so
+   far. */
 static int same_time(struct timespec source, struct timespec kept)
 {
 	static const long grains[] = {1, 100, 1000, 1000000, SECOND};
+	static const int64_t latest[] = {INT32_MAX, UINT32_MAX, 15032385535, 16299260424}, earliest[] = {0, INT32_MIN};
 	for (size_t i = 0; i < sizeof grains / sizeof *grains; i++) {
 		if (source.tv_sec == kept.tv_sec && source.tv_nsec - source.tv_nsec % grains[i] == kept.tv_nsec)
+			return 1;
+	}
+	if (kept.tv_nsec != 0)
+		return 0;
+	for (size_t i = 0; i < sizeof latest / sizeof *latest; i++) {
+		if (kept.tv_sec == latest[i] && is_later(source, kept))
+			return 1;
+	}
+	for (size_t i = 0; i < sizeof earliest / sizeof *earliest; i++) {
+		if (kept.tv_sec == earliest[i] && is_later(kept, source))
 			return 1;
 	}
 	return 0;

@@ -1292,7 +1292,9 @@ class Copier:
     def _finish_one(source: int, target: Dir, path: str, result: _Result) -> None:
         info = os.fstat(source)
         try:
-            notes = copy_metadata(source, target.fd, info, None, inherits_acl=target.default_acl)
+            notes = copy_metadata(
+                source, target.fd, info, None, inherits_acl=target.default_acl, is_new=target.made
+            )
         except PermissionError:
             if target.made or os.fstat(target.fd).st_uid == os.geteuid():
                 raise

@@ -17,19 +17,30 @@ if TYPE_CHECKING:
 
 _ACCESS, _DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 _GRAINS_NS = (100, 1_000, 1_000_000, 1_000_000_000)
+_SECOND_NS = 1_000_000_000
+_LATEST_S = (2**31 - 1, 2**32 - 1, 15_032_385_535, 16_299_260_424)
+"""The last second that a file system can hold: XFS without bigtime and small inodes of ext4; NFSv3; ext4; XFS."""
+_EARLIEST_S = (0, -(2**31))
+"""The first one: NFSv3; most others."""
 _GROUP_OBJ, _MASK = 0x04, 0x10
 _ACL_ENTRY = struct.Struct("<HHI")
 _EUID = os.geteuid()
 
 
 def same_time(source_ns: int, kept_ns: int) -> bool:
-    """Whether `kept_ns` is `source_ns` as a file system with coarser clocks keeps it (Lustre and NFSv2:
-    seconds).
+    """Whether `kept_ns` is `source_ns` as a file system keeps it that has coarser clocks (Lustre and NFSv2: seconds),
+    or does not reach so far: there the kernel takes the last or first second that it can hold.
 
     >>> same_time(1_500_000_000, 1_000_000_000), same_time(1_500_000_000, 1_400_000_000)
     (True, False)
+    >>> same_time(2**40 * 10**9, (2**31 - 1) * 10**9), same_time(5, (2**31 - 1) * 10**9)
+    (True, False)
     """
-    return source_ns == kept_ns or any(source_ns - source_ns % grain == kept_ns for grain in _GRAINS_NS)
+    if source_ns == kept_ns or any(source_ns - source_ns % grain == kept_ns for grain in _GRAINS_NS):
+        return True
+    kept_s, rest_ns = divmod(kept_ns, _SECOND_NS)
+    ends = _LATEST_S if source_ns > kept_ns else _EARLIEST_S
+    return rest_ns == 0 and kept_s in ends
 
 
 def is_copy(info: os.stat_result, there: os.stat_result, *, proved: bool) -> bool:
@@ -59,12 +70,18 @@ def extended(fd: int) -> list[str]:
 
 
 def copy_metadata(
-    source: int, target: int, info: os.stat_result, gid: int | None, *, inherits_acl: bool
+    source: int,
+    target: int,
+    info: os.stat_result,
+    gid: int | None,
+    *,
+    inherits_acl: bool,
+    is_new: bool = True,
 ) -> list[str]:
     """Give `target` what `source`, whose status is `info`, has; returns notes of what could not be kept.
 
     `gid` is the group that `target` has now (None: unknown), `inherits_acl` tells whether it may have got an
-    ACL from its directory. Raises OSError.
+    ACL from its directory. One that is not new (`is_new`) loses attributes that `source` has not. Raises OSError.
     """
     notes: list[str] = []
     mode = stat.S_IMODE(info.st_mode)
@@ -82,10 +99,9 @@ def copy_metadata(
     if inherits_acl:
         for name in (_ACCESS, _DEFAULT):
             _drop(target, name)
-    if stat.S_ISDIR(info.st_mode):  # it may have been there before
-        for name in extended(target):
-            if name not in names:
-                _drop(target, name)
+    for name in () if is_new else extended(target):
+        if name not in names:
+            _drop(target, name)
     if names:
         notes += _copy_user_attributes(source, target, names)
     if _ACCESS not in names and _DEFAULT not in names:

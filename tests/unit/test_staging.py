@@ -1015,6 +1015,33 @@ def test_a_default_acl_at_the_destination_gives_nobody_access_to_the_copy(area: 
         assert copy.stat().st_mode == original.stat().st_mode
 
 
+@by_both
+@pytest.mark.root
+def test_a_time_that_the_destination_cannot_hold_is_as_near_as_it_can(area: Path) -> None:
+    """What is in pieces, small and large; and it is the same in the next run."""
+    times = {"small": 2**34, "early": -(2**33), "large": 2**34, "pieces": 2**34}
+    (area / "source").mkdir()
+    for name, size in (("small", 1), ("early", 1), ("large", 2 << 20), ("pieces", 3 * PIECE)):
+        (area / "source" / name).write_bytes(b"x")
+        os.truncate(area / "source" / name, size)
+        os.utime(area / "source" / name, (1, times[name]))
+    with open(area / "disk", "wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", area / "disk"], check=True)
+    (area / "target").mkdir()
+    subprocess.run(["mount", "-o", "loop", area / "disk", area / "target"], check=True)
+    try:
+        for flags in ((), ("update",)):
+            summary = stage(area / "source", area / "target/there", *flags, area=area)
+            assert summary.proved, summary.problems()
+            assert summary.copied == (0 if flags else len(times))
+            shutil.rmtree(area / "journal")
+        kept = {name: int((area / "target/there" / name).stat().st_mtime) for name in times}
+        assert kept == {name: 15_032_385_535 if at > 0 else -(2**31) for name, at in times.items()}
+    finally:
+        subprocess.run(["umount", area / "target"], check=True)
+
+
 def test_a_directory_that_was_there_keeps_no_attribute_that_the_source_has_not(area: Path) -> None:
     if not shutil.which("setfacl"):
         pytest.skip("needs setfacl")
