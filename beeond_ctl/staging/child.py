@@ -28,13 +28,11 @@ def make_parents(path: str) -> None:
     """
     path = path.rstrip("/") or "/"
     try:
-        os.mkdir(path, 0o700)
+        missing = _make(path)
     except FileNotFoundError:
         make_parents(os.path.dirname(path))
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
+        missing = _make(path)  # or it is there now: `missing/..`
+    if not missing:
         return
     above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -47,6 +45,17 @@ def make_parents(path: str) -> None:
         sync_directory(above)
     finally:
         os.close(above)
+
+
+def _make(path: str) -> bool:
+    """Make one directory; whether it was missing. Raises OSError."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return False
+    return True
 
 
 def sync_directory(fd: int) -> None:

@@ -914,9 +914,11 @@ def _make(destination: str) -> bool:
     """Make `destination`; whether it was missing. That is on record before, as its mode is then ours to set."""
     if os.path.isdir(destination):
         return False
-    _on_record("")
+    missing = not os.path.isdir(os.path.realpath(destination))  # `missing/..` leads to what was there
+    if missing:
+        _on_record("")
     child.make_parents(destination)
-    return True
+    return missing
 
 
 def _root_mode(on_record: int | None, flushes: int | None, target: os.stat_result) -> int | None:

@@ -176,6 +176,20 @@ def test_a_file_becomes_its_destination_or_goes_into_it(area: Path) -> None:
         assert not (area / expected).is_symlink()
 
 
+@pytest.mark.parametrize(
+    ("target", "into"), [("nothing/../new", "new"), ("nothing/..", ""), ("no/thing/./../../new/", "new")]
+)
+def test_a_way_back_from_what_is_not_there_leads_where_mkdir_takes_it(
+    area: Path, target: str, into: str
+) -> None:
+    (area / "source").mkdir(mode=0o711)
+    (area / "source" / "file").write_text("x")
+    summary = stage(area / "source", bytes(area) + b"/" + target.encode(), area=area)
+    assert summary.proved, summary.problems()
+    assert (area / into / "file").read_text() == "x"
+    assert (area / into).stat().st_mode & 0o777 == (0o711 if into else 0o755)  # it was there before
+
+
 def test_a_link_to_a_directory_is_followed_only_at_the_top(area: Path) -> None:
     (area / "real").mkdir()
     (area / "real" / "up").symlink_to("..")
