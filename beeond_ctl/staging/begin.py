@@ -11,7 +11,7 @@ import xxhash
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.proof import HASH
-from beeond_ctl.staging.spawn import end, spawn
+from beeond_ctl.staging.spawn import end, spawn, start
 from beeond_ctl.staging.spool import Spool
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ class Begun:
             finally:
                 os.close(reader)
             config = wire.dumps(self._go_on(job, reader, nodes))
-            threading.Thread(target=self._tell, args=(config,), daemon=True, name="config").start()
+            start(threading.Thread(target=self._tell, args=(config,), daemon=True, name="config"))
             self._opened = opened.pop_all()
 
     def undo(self) -> None:

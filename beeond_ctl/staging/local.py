@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from beeond_ctl.staging.begin import Begun
+from beeond_ctl.staging.spawn import no_thread, start
 from beeond_ctl.staging.worker import serve
 
 TYPE_CHECKING = False
@@ -47,6 +48,9 @@ def copy_local(
         from beeond_ctl.staging.coordinator import Coordinator  # while the scanner starts
 
         coordinator = Coordinator(job, begun, nodes)
+    except RuntimeError:  # a thread of its own
+        begun.undo()
+        raise no_thread() from None
     except BaseException:
         begun.undo()
         raise
@@ -67,7 +71,12 @@ def copy_local(
             errors.append(error)
 
     thread = threading.Thread(target=work, name="staging")
-    thread.start()
+    try:
+        start(thread)
+    except OSError:
+        coordinator.cancel("not begun")
+        coordinator.close()
+        raise
     try:
         while thread.is_alive():
             thread.join(min(progress_every_s, _LOOK_S) if others else progress_every_s)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
+from beeond_ctl.staging.child import starts
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,9 +135,11 @@ class _Walk:
         """Have more threads if calls wait, and there is something to do for them."""
         slow = time.monotonic() - self.begun_s > max(_CERTAIN_S, self.entries * _SLOW_S)
         if slow and len(self.pending) > 1 and not self.threads:
-            self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(_THREADS)]
-            for thread in self.threads:
-                thread.start()
+            for _ in range(_THREADS):
+                thread = threading.Thread(target=self._work, daemon=True)
+                if not starts(thread):
+                    break  # with those that the system allows
+                self.threads.append(thread)
 
     def _visit(self, path: str) -> tuple[list[str], bool]:
         """The directories in the one at `path`, and whether there was no time for all that is in it."""

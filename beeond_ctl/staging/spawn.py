@@ -1,7 +1,8 @@
-"""Starting a child that touches files as the user: a fresh process with nothing of ours but its pipes."""
+"""Starting a child that touches files as the user, a fresh process with nothing of ours but its pipes; and threads."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from typing import Any
 
     from beeond_ctl.staging.job import Identity
@@ -51,6 +53,19 @@ def _places() -> list[str]:
     import beeond_ctl
 
     return sorted({str(Path(str(each.__file__)).parent.parent) for each in (beeond_ctl, xxhash)})
+
+
+def start(thread: threading.Thread) -> None:
+    """Start `thread`. Raises OSError where the system allows no more, as it does for a process."""
+    try:
+        thread.start()
+    except RuntimeError:
+        raise no_thread() from None
+
+
+def no_thread() -> OSError:
+    """What to raise for a thread that the system did not allow."""
+    return OSError(errno.EAGAIN, "no more threads are allowed (ulimit -u)")
 
 
 def last_words(child: subprocess.Popen[bytes]) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 
 from beeond_ctl.staging import wire
-from beeond_ctl.staging.spawn import end, last_words, spawn
+from beeond_ctl.staging.spawn import end, last_words, spawn, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,10 +152,17 @@ def serve(
             errors.append(error)
 
     copiers[0].start()  # while the scanner starts
-    threads = [threading.Thread(target=loop, daemon=True, name="copier") for _ in copiers]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
     try:
+        for _ in copiers:
+            thread = threading.Thread(target=loop, daemon=True, name="copier")
+            try:
+                start(thread)
+            except OSError:
+                if not threads:
+                    raise
+                break  # with those that the system allows
+            threads.append(thread)
         _watch(copiers, threads, stop, work_timeout_s)
     finally:
         for copier in copiers:  # all at once, before any is waited for

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,21 @@ def test_looking_ends_at_its_deadline(tmp_path: Path) -> None:
     found = look(str(tmp_path), time.monotonic() - 1)
     assert not found.whole
     assert not found.trouble
+
+
+def test_looking_needs_no_thread_that_the_system_does_not_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").touch()
+    monkeypatch.setattr("beeond_ctl.staging.look._CERTAIN_S", -1.0)
+    monkeypatch.setattr("beeond_ctl.staging.look._SLOW_S", -1.0)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert look(str(tmp_path), LATER) == Look(files=6, whole=True)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from beeond_ctl.staging import begin, child, coordinator, copier, spawn, tree, w
 from beeond_ctl.staging.causes import StagingError
 from beeond_ctl.staging.job import Job
 from beeond_ctl.staging.journal import Journal
+from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.worker import _watch
 from bench import slow_calls
 from tests.unit.copying import worker
@@ -301,6 +302,44 @@ def test_a_journal_that_cannot_be_written_leaves_no_process(
     with pytest.raises(OSError, match="No space left"):
         coordinator.Coordinator(job, begin.Begun(job, None, tmp_path, 1), ["here"])
     assert [child.poll() is not None for child in started] == [True]
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    """Let `count` threads called `name` start, and no more."""
+    whole = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            if len(started) >= count:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        whole(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.parametrize("name", ["config", "scanner", "staging", "copier"])
+def test_a_thread_that_the_system_does_not_allow_is_an_error_as_a_process_is(
+    area: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    job = Job(bytes(area / "source"), bytes(area / "target"))
+    (area / "source").mkdir()
+    (area / "source/f").touch()
+    allow(monkeypatch, name, 0)
+    with pytest.raises(BlockingIOError, match="no more threads"):
+        copy_local(job, journal_dir=area, workers=2)
+    monkeypatch.undo()
+    assert copy_local(job, journal_dir=area, workers=2).proved
+
+
+def test_a_node_copies_by_as_many_copiers_as_the_system_allows(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (area / "source").mkdir()
+    (area / "source/f").touch()
+    allow(monkeypatch, "copier", 1)
+    assert copy_local(Job(bytes(area / "source"), bytes(area / "target")), journal_dir=area, workers=3).proved
 
 
 def test_a_program_that_fails_says_why_even_while_a_thread_of_it_reads() -> None:
