@@ -40,6 +40,14 @@ def header_of(job: Job) -> dict[str, Any]:
     }
 
 
+def _header_in(text: bytes) -> dict[str, Any]:
+    """The header that a record is. Raises ValueError, ProtocolError."""
+    header = wire.loads(text)
+    if not (isinstance(header, dict) and wire.is_token(header.get("token"))):
+        raise ValueError("no header")
+    return header
+
+
 class Begun:
     """What a transfer needs, and what earlier runs have left of it. Whoever has it, has to end it."""
 
@@ -86,33 +94,51 @@ class Begun:
                 wire.send(self.scanner.stdin, config)
 
     def _read_journal(self) -> dict[str, Any]:
-        """The last header in the journal; what else it says is kept. Raises OSError."""
+        """The last header in the journal; what else it says is kept. Raises OSError.
+
+        A record that no run can have written ends it, as one that is damaged does.
+        """
         header: dict[str, Any] = {}
         for kind, text in self.journal.read():
-            if kind == "header":
-                header = wire.loads(text)
-            elif kind == "run":
-                self.run += 1
-                self.unclean = True  # until it turns out that the run has ended in order
-            elif kind == "dirs":
-                self.on_record.add(xxhash.xxh3_128_digest(text))
-                self.gone.append((*self.spool.put(text.decode("ascii"), ""), 0))
-            elif kind == "closed":
-                self.unclean, self.root_mode = False, None
-                self.gone.clear()
-                self.on_record.clear()
-            elif kind == "mode":
-                self.root_mode = int(text, 8)
-            elif kind == "root":
-                self.root_made = True
+            try:
+                header = self._take(kind, text) or header
+            except (ValueError, wire.ProtocolError):
+                self.journal.cut()
+                break
         return header
+
+    def _take(self, kind: str, text: bytes) -> dict[str, Any] | None:
+        """Keep what a record says; return a header. Raises ValueError and ProtocolError, and has kept nothing then."""
+        if kind == "header":
+            return _header_in(text)
+        if kind == "run":
+            self.run += 1
+            self.unclean = True  # until it turns out that the run has ended in order
+        elif kind == "dirs":
+            dirs = text.decode("ascii")
+            if not dirs.isprintable():  # it is to be one line to others
+                raise ValueError("more than a line")
+            self.on_record.add(xxhash.xxh3_128_digest(text))
+            self.gone.append((*self.spool.put(dirs, ""), 0))
+        elif kind == "closed":
+            self.unclean, self.root_mode = False, None
+            self.gone.clear()
+            self.on_record.clear()
+        elif kind == "mode":
+            mode = int(text, 8)
+            if not 0 <= mode <= 0o7777:
+                raise ValueError("no mode")
+            self.root_mode = mode
+        elif kind == "root":
+            self.root_made = True
+        return None
 
     def _go_on(self, job: Job, reader: int, nodes: int) -> dict[str, Any]:
         """Put this run on record; what the scanner needs to know, which has the journal open as `reader`."""
         header = self._read_journal()
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        self.token = str(header.get("token") or os.urandom(4).hex())
+        self.token = header.get("token") or os.urandom(4).hex()
         stated = {**header_of(job), "token": self.token, "boot": boot}
         usable = (
             header.get("version") == _VERSION

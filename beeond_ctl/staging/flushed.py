@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MAX_JOURNALS = 4096
 """Not more are read."""
 
-_DIGITS = frozenset("0123456789abcdef")
 """Of a token (`re` takes longer to read in than the rest)."""
 
 STALE_S = 1.5
@@ -86,7 +85,7 @@ def known(directory: str, whole: dict[str, Any]) -> Flushed:
             os.close(fd)
             dirs += written
             root_mode = root_mode if mode is None else mode
-    tokens = sorted({token for token in tokens if len(token) == 8 and _DIGITS.issuperset(token)})
+    tokens = sorted({token for token in tokens if wire.is_token(token)})
     return Flushed(found, tokens, dirs, root_made=root_made, root_mode=root_mode)
 
 

@@ -60,12 +60,22 @@ class Journal:
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self.length = -1  # not known yet: nothing can be written there
+        self._before = 0
 
     def read(self) -> Iterator[tuple[str, bytes]]:
         """The whole records. What a crash left unfinished behind them is cut off. Raises OSError."""
         end = 0
-        for kind, text, end in _read(self.fd, None):  # noqa: B007 (the last one is wanted)
+        for kind, text, following in _read(self.fd, None):
+            self._before = end
             yield kind, text
+            end = following
+        self._cut(end)
+
+    def cut(self) -> None:
+        """Cut off what `read` has said last, as it makes no sense, and all behind it. Raises OSError."""
+        self._cut(self._before)
+
+    def _cut(self, end: int) -> None:
         os.ftruncate(self.fd, end)
         self.length = end
 

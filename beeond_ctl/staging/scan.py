@@ -219,7 +219,7 @@ def read_proofs(records: Iterator[tuple[str, bytes]], more: array[int]) -> Proof
                 mark, temp, index, digest = wire.loads(text)
                 bytes.fromhex(digest)
                 pieces.setdefault(int(mark), {}).setdefault(str(temp), {})[int(index)] = digest
-        except (wire.ProtocolError, ValueError, TypeError):
+        except (wire.ProtocolError, ValueError, TypeError, OverflowError):
             continue
     return Proofs(known, pieces)
 

@@ -39,6 +39,7 @@ EXAMPLES = 5
 """Names that a summary shows of each kind, and an answer says."""
 
 _SHOWN = 400
+_DIGITS = frozenset("0123456789abcdef")
 
 
 class ProtocolError(Exception):
@@ -104,6 +105,15 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 (whatever it is: the caller
         return _read(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {type(error).__name__}") from None
+
+
+def is_token(value: object) -> bool:
+    """Whether `value` is what temporary names of a transfer have in common, as we make it: eight hexadecimal digits.
+
+    >>> is_token("0123abcd"), is_token("../../x1")
+    (True, False)
+    """
+    return isinstance(value, str) and len(value) == 8 and _DIGITS.issuperset(value)
 
 
 def shown(name: str) -> str:

@@ -60,6 +60,14 @@ def test_a_journal_with_a_damaged_byte_keeps_nothing_behind_it(tmp_path: Path) -
     assert list(records(os.open(path, os.O_RDONLY))) == [("a", b"1")]
 
 
+@pytest.mark.parametrize(
+    "text", ['[Infinity,"t",0,"00"]', '[1,"t",-Infinity,"00"]', "[1,2]", "{}", "[]", "1", "\udcff"]
+)
+def test_what_is_no_piece_is_passed_over(text: str) -> None:
+    given = [text.encode(errors="surrogateescape"), b'[1,"t",0,"00"]']
+    assert read_proofs(iter(("piece", each) for each in given), array("Q")).pieces[1]["t"] == {0: "00"}
+
+
 @given(st.binary(min_size=1, max_size=60).filter(lambda name: b"\0" not in name and b"/" not in name))
 def test_any_name_passes_the_wire_and_stays_one_printable_line(name: bytes) -> None:
     text = name.decode(errors="surrogateescape")

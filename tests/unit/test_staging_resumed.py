@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import struct
 import subprocess
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +16,7 @@ from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
 from tests.faults import trees
-from tests.unit.copying import coordinator, kill, next_work, token_of
+from tests.unit.copying import assert_copied, coordinator, kill, next_work, token_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,6 +173,53 @@ def test_a_record_that_is_none_is_passed_over(area: Path, text: str) -> None:
     journal.append(("dirs", text))
     journal.close()
     assert stage(area, durable=True).proved
+
+
+def record(kind: str, text: str) -> bytes:
+    """As a journal has it."""
+    body = f"{kind}\t{text}".encode("latin-1")
+    return struct.pack("<II", len(body), zlib.crc32(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *(
+            ("header", text)
+            for text in ("[]", "null", '{"version":', '{"version":3}', '{"token":"../../ab"}', "\xff")
+        ),
+        ("header", '{"token":["0","1","2","3","4","5","6","7"]}'),
+        ("mode", "zz"),
+        ("mode", "-7"),
+        ("mode", "77777"),
+        ("dirs", "\xff"),
+        ("dirs", '["a"]\n'),
+        ("dirs", '["a"]\tx'),
+    ],
+)
+def test_a_record_that_nobody_has_written_ends_the_journal_as_a_damaged_one_does(
+    area: Path, kind: str, text: str
+) -> None:
+    for name in "abc":
+        write(area / "source" / name, name)
+    kill(coordinator(area, "n1", durable=True))
+    (path,) = (area / "journal").glob("*.journal")
+    whole = path.read_bytes()
+    path.write_bytes(whole + record(kind, text) + whole)
+    kill(coordinator(area, "n1", durable=True))
+    assert path.read_bytes()[len(whole) :].count(b"header") == 0  # and it went on where the damage was
+    assert path.read_bytes().startswith(whole)
+    assert_copied(area, stage(area, durable=True))
+
+
+@pytest.mark.parametrize("text", ["[]", '{"version":3,"token":"../../../../x"}'])
+def test_a_journal_that_begins_with_what_is_no_header_is_worth_nothing(area: Path, text: str) -> None:
+    write(area / "source/f", "x")
+    assert stage(area, durable=True).proved
+    (path,) = (area / "journal").glob("*.journal")
+    path.write_bytes(record("header", text) + path.read_bytes())
+    assert stage(area, durable=True).copied == 1
+    assert len(token_of(area)) == 8
 
 
 def test_directories_are_on_record_once_for_each_batch_of_them(area: Path) -> None:
