@@ -18,7 +18,9 @@ The last header counts: a run that proves less than the one before says so in an
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 import zlib
 
@@ -52,13 +54,25 @@ def _read(fd: int, length: int | None) -> Iterator[tuple[str, bytes, int]]:
             yield kind.decode("ascii", "replace"), text, at
 
 
+def _no_file(path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EINVAL, "the journal is no file; remove it", os.fspath(path))
+
+
 class Journal:
     """A journal open for appending. Not safe for threads: its owner has a lock."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open `path`, made if need be. It has to be read to its end before anything is appended. Raises OSError."""
         self.path = path
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _no_file(path) from None
+            raise
+        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+            os.close(self.fd)
+            raise _no_file(path)
         self.length = -1  # not known yet: nothing can be written there
         self._before = 0
 

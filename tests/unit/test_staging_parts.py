@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import stat
 import time
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,23 @@ def test_a_journal_cut_at_any_byte_keeps_every_whole_record_and_goes_on(tmp_path
         again.append(("kind", "after"))
         again.close()
         assert list(records(os.open(path, os.O_RDONLY))) == [*expected, ("kind", b"after")]
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "directory", "fifo", "socket"])
+def test_a_journal_that_is_no_file_is_to_be_removed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "journal"
+    if kind == "link":
+        (tmp_path / "other").touch()
+    if kind.startswith("link"):
+        path.symlink_to("other")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    with pytest.raises(OSError, match=r"is no file; remove it.*journal"):
+        Journal(path)
 
 
 def test_a_journal_with_a_damaged_byte_keeps_nothing_behind_it(tmp_path: Path) -> None:
