@@ -97,6 +97,12 @@ def look(
         target = Tree(destination, make=False)
     except FileNotFoundError:
         pass  # it would be made
+    except PermissionError as error:
+        if not _is_ours(destination):
+            found.refused = f"{destination}: {CAUSES[cause_of(error)]}"
+            return found
+        if "delete" in job.flags and rename is None:  # it would be opened up
+            found.unread = found.unread.add(1, ["."])
     except OSError as error:
         found.refused = f"{destination}: {CAUSES[cause_of(error)]}"
         return found
@@ -105,6 +111,13 @@ def look(
         hidden = ""
     _Look(found, job, tree, target, known, hidden, time.monotonic() + within_s).walk(rename)
     return found
+
+
+def _is_ours(directory: str) -> bool:
+    try:
+        return os.stat(directory).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _refused(job: Job, source: str, destination: str) -> str:

@@ -921,6 +921,15 @@ def _make(destination: str) -> bool:
     return missing
 
 
+def _is_empty(directory: str) -> bool:
+    """Whether it is seen that nothing is there. It may be closed as yet."""
+    try:
+        with os.scandir(directory) as names:
+            return next(names, None) is None
+    except PermissionError:
+        return False
+
+
 def _root_mode(on_record: int | None, flushes: int | None, target: os.stat_result) -> int | None:
     """The mode that a destination of ours is to have again, if it has to be opened up; that is on record before.
 
@@ -1068,8 +1077,7 @@ def _main() -> None:
     root = os.fstat(tree.root.fd)
     fresh = (made or config["root_made"]) and not flushed.root_made
     if config["all_or_nothing"] and not fresh:
-        with os.scandir(destination) as names:
-            fresh = next(names, None) is None
+        fresh = _is_empty(destination)
     known = _look_at_root(config, tree.root.fd, destination, single=single is not None, mode=root_mode)
     if known is None:
         return

@@ -12,6 +12,7 @@ import stat
 from beeond_ctl.staging.causes import StagingError
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _KEEP = 256
 _EUID = os.geteuid()
 _DEFAULT_ACL = "system.posix_acl_default"
@@ -44,7 +45,13 @@ class Tree:
         """Open `root`; `fresh`: nothing was below it before this transfer. Raises OSError."""
         self.make = make
         self.fresh = fresh
-        self._dirs = {"": Dir(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), made=fresh)}
+        try:
+            fd = os.open(root, _OPEN_ROOT)
+        except PermissionError:
+            if not make:
+                raise
+            fd = _unlock(None, root, _OPEN_ROOT)
+        self._dirs = {"": Dir(fd, made=fresh)}
         if make:
             self._prepare(self._dirs[""])
 
@@ -99,7 +106,7 @@ class Tree:
             except PermissionError:
                 if not self.make:
                     raise
-                found = _unlock(parent, name)
+                found = Dir(_unlock(parent, name, _OPEN))
                 break
             except NotADirectoryError:
                 raise StagingError(
@@ -158,9 +165,9 @@ def _mkdir(parent: int, name: str) -> bool:
     return True
 
 
-def _unlock(parent: int, name: str) -> Dir:
-    """Open a directory of ours that its own mode keeps us out of."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+def _unlock(parent: int | None, name: str, how: int) -> int:
+    """Open a directory of ours that its own mode keeps us out of. Raises OSError."""
+    fd = os.open(name, how | os.O_PATH, dir_fd=parent)
     try:
         info = os.fstat(fd)
         if info.st_uid != _EUID:
@@ -168,4 +175,4 @@ def _unlock(parent: int, name: str) -> Dir:
         os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(info.st_mode) | 0o700)
     finally:
         os.close(fd)
-    return Dir(os.open(name, _OPEN, dir_fd=parent))
+    return os.open(name, how, dir_fd=parent)

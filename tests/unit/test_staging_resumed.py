@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from beeond_ctl.staging import preview
 from beeond_ctl.staging.job import Identity, Job
 from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
@@ -284,33 +285,72 @@ def give(area: Path, *which: str) -> None:
 
 
 @pytest.mark.root
-def test_a_destination_that_was_there_has_its_mode_again(area: Path) -> None:
+@pytest.mark.parametrize("closed", [0o555, 0o400, 0o300, 0o200, 0o100, 0])
+def test_a_destination_that_was_there_has_its_mode_again(area: Path, closed: int) -> None:
     (area / "source").rmdir()
     trees.build(bytes(area / "source"), 7)
     (area / "target").mkdir(mode=0o555)
     give(area)
-    (area / "target").chmod(0o555)
+    (area / "target").chmod(closed)
     assert stage(area, user=USER).proved
-    assert mode(area / "target") == 0o555
+    assert mode(area / "target") == closed
+    assert len(os.listdir(area / "target")) == len(os.listdir(area / "source")) > 0
 
 
-def open_up_and_end(area: Path) -> None:
+@pytest.mark.root
+def test_what_is_closed_and_another_users_is_left_alone(area: Path) -> None:
+    write(area / "source/f", "x")
+    (area / "target").mkdir()
+    give(area, "source")
+    for owner, closed in ((0, 0o711), (USER.uid + 1, 0)):
+        os.chown(area / "target", owner, owner)
+        (area / "target").chmod(closed)
+        assert "permission denied" in stage(area, user=USER).refused
+        assert mode(area / "target") == closed
+
+
+@pytest.mark.root
+def test_one_that_is_closed_is_no_hindrance_where_all_or_nothing_is_copied(area: Path) -> None:
+    write(area / "source/f", "x")
+    write(area / "target/old", "x")
+    give(area)
+    (area / "target").chmod(0o300)
+    assert stage(area, user=USER, all_or_nothing=True).proved
+    assert mode(area / "target") == 0o300
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("closed", [0o300, 0])
+def test_delete_in_a_closed_destination_is_asked_for(area: Path, closed: int) -> None:
+    write(area / "source/f", "x")
+    write(area / "target/old", "x")
+    give(area)
+    (area / "target").chmod(closed)
+    job = Job(bytes(area / "source"), bytes(area / "target"), ("delete",))
+    seen = preview.look_as(job, USER, within_s=20)
+    assert (seen["unread"], seen.get("refused")) == (1, None)
+    os.chown(area / "target", 0, 0)
+    assert "permission denied" in preview.look_as(job, USER, within_s=20)["refused"]
+
+
+def open_up_and_end(area: Path, closed: int = 0o500) -> None:
     """A run that ends when it has made a closed destination writable."""
     write(area / "source/f", "x")
     (area / "target").mkdir()
     give(area)
-    (area / "target").chmod(0o500)
+    (area / "target").chmod(closed)
     transfer = coordinator(area, "n1", user=USER)
     next_work(transfer, "n1")
     kill(transfer)
 
 
 @pytest.mark.root
-def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Path) -> None:
-    open_up_and_end(area)
+@pytest.mark.parametrize("closed", [0o500, 0o300, 0])
+def test_it_has_it_again_although_the_run_that_opened_it_up_was_killed(area: Path, closed: int) -> None:
+    open_up_and_end(area, closed)
     assert mode(area / "target") == 0o700
     assert stage(area, user=USER).proved
-    assert mode(area / "target") == 0o500
+    assert mode(area / "target") == closed
     (area / "target").chmod(0o750)
     assert stage(area, user=USER).proved
     assert mode(area / "target") == 0o750
