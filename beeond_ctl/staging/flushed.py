@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 MAX_JOURNALS = 4096
 """Not more are read."""
 
-"""Of a token (`re` takes longer to read in than the rest)."""
-
 STALE_S = 1.5
 """A client of a network file system may show attributes that are older than that by a second, not more (GlusterFS's
 attribute-timeout; BeeGFS's tuneDirSubentryCacheValidityMS)."""

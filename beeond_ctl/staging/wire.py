@@ -40,6 +40,7 @@ EXAMPLES = 5
 
 _SHOWN = 400
 _DIGITS = frozenset("0123456789abcdef")
+"""Of a token (`re` takes longer to read in than the rest)."""
 
 
 class ProtocolError(Exception):
