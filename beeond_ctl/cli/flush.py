@@ -351,7 +351,7 @@ class _Turn(NamedTuple):
 
     def leave(self) -> None:
         flushes.leave_turn(self.place, self.number)
-        os.close(self.lock)
+        stage.unlock(self.lock)
 
 
 def _turn(place: Path, run: str) -> _Turn | None:
@@ -371,10 +371,10 @@ def _turn(place: Path, run: str) -> _Turn | None:
             # A variable may be passed on to another node, and a lock there tells nothing of those here.
             number = flushes.take_turn(place, f"{node}@{os.uname().nodename}", run)
         except BaseException:
-            os.close(lock)
+            stage.unlock(lock)
             raise
         if number is None:
-            os.close(lock)
+            stage.unlock(lock)
             return None
         return _Turn(place, number, lock)
     except OSError as error:

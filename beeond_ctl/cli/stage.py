@@ -305,7 +305,7 @@ def _journal(job: Job) -> Iterator[Path]:
     try:
         yield place
     finally:
-        os.close(lock)
+        unlock(lock)
 
 
 def _state_home() -> Path:
@@ -346,13 +346,19 @@ def locked(place: Path) -> int | None:
             if os.path.samestat(os.fstat(fd), os.stat(place / "lock")):
                 return fd
         except BlockingIOError:
-            os.close(fd)
+            unlock(fd)
             return None
         except FileNotFoundError:
             pass  # it was removed between our two calls
         except OSError:
-            os.close(fd)
+            unlock(fd)
             raise
+        unlock(fd)
+
+
+def unlock(fd: int) -> None:
+    """Give up what `locked` gave. A file system that dies may say so here, which tells nothing of what was copied."""
+    with suppress(OSError):
         os.close(fd)
 
 
@@ -371,4 +377,4 @@ def _remove_old(base: Path) -> None:
                 lock = locked(place)
                 if lock is not None:
                     _remove(place)
-                    os.close(lock)
+                    unlock(lock)

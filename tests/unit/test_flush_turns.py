@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from beeond_ctl import flushes
-from beeond_ctl.cli import flush
+from beeond_ctl.cli import flush, stage
+from beeond_ctl.errors import NodeError
+from beeond_ctl.staging import local
 from beeond_ctl.staging.job import Job
 from tests.waiting import wait_for
 
@@ -240,3 +243,32 @@ def test_a_flush_that_was_taken_for_killed_stops_and_leaves_the_others_status_al
     assert status is not None
     assert (status["state"], status["run"]) == ("running", "next")
     assert flushes.take_turn(tmp_path, "b", "b") is None
+
+
+def test_a_lock_that_a_dying_file_system_will_not_close_hides_nothing(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, close = stage.locked, os.close
+    held = []
+
+    def lock(place: Path) -> int | None:
+        held.append(locked(place))
+        return held[-1]
+
+    def dies(fd: int) -> None:
+        close(fd)
+        if fd in held:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    def copy(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the journal is gone")
+
+    monkeypatch.setenv("BEEOND", str(area / "inst"))
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(stage, "locked", lock)
+    monkeypatch.setattr(os, "close", dies)
+    monkeypatch.setattr(local, "copy_local", copy)
+    with pytest.raises(NodeError, match=r"flush has stopped: .*the journal is gone; to go on: "):
+        flush.flush.main(["--wait", "--here", "ck", str(area / "copy")], standalone_mode=False)
+    assert held
