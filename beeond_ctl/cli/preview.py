@@ -14,18 +14,20 @@ from beeond_ctl.errors import UsageError
 from beeond_ctl.units import format_entries, format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from beeond_ctl.staging.job import Job
     from beeond_ctl.staging.preview import Preview
 
 _SHOWN: Final = 20
 
 
-def show(job: Job, *, as_json: bool) -> int:
-    """Say what `job` would do; the exit code."""
+def show(job: Job, dead: Collection[str] = (), *, as_json: bool) -> int:
+    """Say what `job` would do; the exit code. `dead` are tokens of its earlier runs."""
     from beeond_ctl.staging.preview import look, proofs_of
     from beeond_ctl.staging.transfer import show_path
 
-    found = look(job, proofs_of(job))
+    found = look(job, proofs_of(job), dead=dead)
     problems = _problems(found, job)
     if as_json:
         facts = {
@@ -66,17 +68,17 @@ def _doomed(found: Preview) -> list[str]:
     return lines
 
 
-def confirm_deletion(job: Job, *, yes: bool, as_json: bool) -> None:
+def confirm_deletion(job: Job, dead: Collection[str] = (), *, yes: bool, as_json: bool) -> None:
     """Show what `--delete` is going to delete, and ask, unless nothing is or `yes` was said.
 
-    Raises UsageError where nobody can be asked, click.Abort at a no.
+    `dead` are tokens of the transfer's earlier runs. Raises UsageError where nobody can be asked, click.Abort at a no.
     """
     if "delete" not in job.flags:
         return
     from beeond_ctl.staging.preview import look
     from beeond_ctl.staging.transfer import show_path
 
-    found = look(job)
+    found = look(job, dead=dead)
     if not (found.delete or found.unread.count):
         return
     place = one_line(show_path(job.destination))

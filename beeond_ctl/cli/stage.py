@@ -113,9 +113,10 @@ def _run(
 
     flags = tuple(name for name in FLAGS if chosen[name.replace("-", "_")])
     job = _job(source, destination, flags, inward=direction == "in")
+    dead = _earlier(job) if "delete" in flags else set()
     if dry_run:
-        return preview.show(job, as_json=as_json)
-    preview.confirm_deletion(job, yes=yes, as_json=as_json)
+        return preview.show(job, dead, as_json=as_json)
+    preview.confirm_deletion(job, dead, yes=yes, as_json=as_json)
     command = _command(direction, job, workers, here=here)
     how = progress.way(as_json=as_json, quiet=quiet)
     try:
@@ -274,10 +275,8 @@ def _journal(job: Job) -> Iterator[Path]:
 
     Two jobs may name the same paths and mean different file systems, so that each job has its own journals.
     """
-    import hashlib
-
-    key = b"\0".join([os.fsencode(os.environ.get("BEEOND_JOB_ID", "")), job.source, job.destination])
-    base = _state_home() / "beeond-ctl" / "journals"
+    place = _place(job)
+    base = place.parent
     try:
         os.umask(0o077)
         if not _is_reached_safely(base):
@@ -292,7 +291,6 @@ def _journal(job: Job) -> Iterator[Path]:
             )
         base.chmod(0o700)
         _remove_old(base)
-        place = base / hashlib.blake2b(key, digest_size=8).hexdigest()
         lock = locked(place)
     except OSError as error:
         raise UserError(
@@ -306,6 +304,25 @@ def _journal(job: Job) -> Iterator[Path]:
         yield place
     finally:
         unlock(lock)
+
+
+def _place(job: Job) -> Path:
+    """Where the journal of `job` is. Raises UserError."""
+    import hashlib
+
+    key = b"\0".join([os.fsencode(os.environ.get("BEEOND_JOB_ID", "")), job.source, job.destination])
+    return _state_home() / "beeond-ctl" / "journals" / hashlib.blake2b(key, digest_size=8).hexdigest()
+
+
+def _earlier(job: Job) -> set[str]:
+    """The tokens of earlier runs of `job` that did not come to their end."""
+    from beeond_ctl.staging.preview import tokens_of
+
+    with suppress(UserError, OSError):  # will be said when it is copied
+        place = _place(job)
+        if _is_reached_safely(place.parent):
+            return tokens_of(place)
+    return set()
 
 
 def _state_home() -> Path:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,8 @@ from beeond_ctl.staging.transfer import Fold, show, show_path
 from beeond_ctl.staging.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from beeond_ctl.staging.job import Identity
     from beeond_ctl.staging.tree import Dir
@@ -60,11 +62,13 @@ class Preview:
 
 
 def look(
-    job: Job, known: Callable[[str, os.stat_result], bool] | None = None, *, within_s: float = 1e9
-) -> Preview:
+    job: Job, known: Callable[[str, os.stat_result], bool] | None = None,
+    *, within_s: float = 1e9, dead: Collection[str] = (),
+) -> Preview:  # fmt: skip
     """Look at what `job` would do, for `within_s` seconds at most.
 
-    `known` says whether a file of this path and status is proved to have been copied as it is now.
+    `known` says whether a file of this path and status is proved to have been copied as it is now. `dead` are tokens of
+    earlier runs, whose temporary names go with what they are in (see `tokens_of`).
     """
     found = Preview()
     source = os.fsdecode(job.source)
@@ -109,7 +113,33 @@ def look(
     hidden = os.path.basename(os.fsdecode(job.flushes)) if job.flushes else ""
     if not job.flushes or os.path.dirname(os.fsdecode(job.flushes)) != os.path.normpath(source):
         hidden = ""
-    _Look(found, job, tree, target, known, hidden, time.monotonic() + within_s).walk(rename)
+    if "delete" in job.flags and job.alone:
+        dead = {*dead, *_dead_flushes(job)}
+    _Look(found, job, tree, target, known, hidden, dead, time.monotonic() + within_s).walk(rename)
+    return found
+
+
+def _dead_flushes(job: Job) -> list[str]:
+    """Tokens of flushes that did not end in order."""
+    from beeond_ctl.staging import flushed
+    from beeond_ctl.staging.begin import header_of
+
+    return flushed.known(os.fsdecode(job.flushes), header_of(job)).tokens if job.flushes else []
+
+
+def tokens_of(journals: Path) -> set[str]:
+    """The tokens of the transfers whose journals are in the directory `journals`, if there is one."""
+    from beeond_ctl.staging.journal import records
+
+    found: set[str] = set()
+    for path in journals.glob("*.journal"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                headers = [wire.loads(text) for kind, text in records(fd) if kind == "header"]
+            finally:
+                os.close(fd)
+            found.update(str(header["token"]) for header in headers[-1:])  # the last one counts
     return found
 
 
@@ -134,11 +164,12 @@ class _Look:
 
     def __init__(
         self, found: Preview, job: Job, tree: Tree, target: Tree | None,
-        known: Callable[[str, os.stat_result], bool] | None, hidden: str, deadline_s: float,
+        known: Callable[[str, os.stat_result], bool] | None, hidden: str, dead: Collection[str], deadline_s: float,
     ) -> None:  # fmt: skip
         self.found, self.tree, self.target, self.known = found, tree, target, known
         self.only, self.hidden, self.deadline_s = os.fsdecode(job.only), hidden, deadline_s
         self.update, self.delete = "update" in job.flags, "delete" in job.flags
+        self.dead = dead
         self.seen: set[tuple[int, int]] = set()
 
     def walk(self, rename: tuple[str, str] | None) -> None:
@@ -242,7 +273,9 @@ class _Look:
             return
         if not surplus:
             return
-        for doomed in Walk(os.fstat(self.tree.root.fd), None, self._unread).doomed(directory, path, surplus):
+        for doomed in Walk(os.fstat(self.tree.root.fd), self.dead, self._unread).doomed(
+            directory, path, surplus
+        ):
             if time.monotonic() > self.deadline_s:
                 self.found.complete = False
                 return
@@ -265,7 +298,7 @@ def look_as(job: Job, user: Identity, *, within_s: float) -> dict[str, Any]:
     order = {
         "source": job.source.hex(), "destination": job.destination.hex(), "flags": list(job.flags),
         "flushes": job.flushes.hex(), "outside": job.outside.hex(), "others": [path.hex() for path in job.others],
-        "within_s": within_s,
+        "alone": job.alone, "within_s": within_s,
     }  # fmt: skip
     try:
         said, _ = child.communicate(wire.dumps(order).encode("ascii") + b"\n", timeout=within_s + _GRACE_S)
@@ -291,7 +324,7 @@ def _main() -> None:
     )
     job = Job(
         source, destination, tuple(order["flags"]),
-        flushes=flushes, outside=outside, others=tuple(map(bytes.fromhex, order["others"])),
+        flushes=flushes, alone=bool(order["alone"]), outside=outside, others=tuple(map(bytes.fromhex, order["others"])),
     )  # fmt: skip
     found = look(job, within_s=float(order["within_s"]))
     names = [show(name) for name in found.delete_names[:_TOLD]]

@@ -29,15 +29,15 @@ _KEPT = re.compile(r"\.newer-[0-9a-f]{8}\.\d+(\.\d+)?\Z")
 _AT_EMPTY_PATH, _STATX_MNT_ID = 0x1000, 0x1000
 
 
-def is_spared(path: str, dead: Collection[str] | None = ()) -> bool:
+def is_spared(path: str, dead: Collection[str] = ()) -> bool:
     """Whether the entry `path`, relative to the destination, stays although the source has it not.
 
     That is what somebody has written and was kept as newer, what a transfer is about to write, unless its token is
-    `dead` (None: any may be), and what the flushes of a job have in its file system.
+    `dead`, and what the flushes of a job have in its file system.
     """
     name = path.rpartition("/")[2]
     temporary = _TEMPORARY.match(name)
-    writes = temporary is not None and dead is not None and temporary[1] not in dead
+    writes = temporary is not None and temporary[1] not in dead
     return writes or bool(_KEPT.search(name)) or path == FLUSHES
 
 
@@ -67,7 +67,7 @@ class Walk:
     def __init__(
         self,
         source: os.stat_result,
-        dead: Collection[str] | None,
+        dead: Collection[str],
         unread: Callable[[OSError | StagingError, str], None] | None = None,
     ) -> None:
         """`source` is the source's root, `dead` as in `is_spared` below what is surplus.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from beeond_ctl.cli import preview as cli
+from beeond_ctl.cli import stage as typed
 from beeond_ctl.errors import UsageError
 from beeond_ctl.lifecycle.stage import Stage
 from beeond_ctl.request import Transfer
@@ -410,7 +411,7 @@ def test_what_was_kept_and_what_is_being_written_stay_and_all_else_is_shown_and_
     summary = stage(job, area)
     assert summary.proved, summary.problems()
     assert names(area / "target") == {"f", "sub/f", *kept}
-    assert set(found.delete_names) - {"gone", "gone/deep", "gone/deep/.beeond-ctl.0a1b2c3d.p1"} == {
+    assert set(found.delete_names) == {
         *SURPLUS, "gone/empty", "sub/.beeond-flush", "sub/.beeond-flush/x",
     }  # fmt: skip
 
@@ -427,9 +428,32 @@ def test_temporary_names_of_a_killed_flush_keep_no_directory(area: Path) -> None
     header = {**header_of(job), "token": "0a1b2c3d", "live": True, "durable": True}
     journal.append(("header", wire.dumps(header)), ("run", ""))
     journal.close()
-    summary = stage(job._replace(flushes=bytes(flushes), alone=True), area)
+    shown = {"gone", "gone/g", "gone/.beeond-ctl.0a1b2c3d.1.x"}
+    assert preview.tokens_of(place) == {"0a1b2c3d"}
+    assert set(preview.look(job).delete_names) == {"gone/g"}
+    assert set(preview.look(job, dead=preview.tokens_of(place)).delete_names) == shown
+    job = job._replace(flushes=bytes(flushes), alone=True)
+    assert set(preview.look(job).delete_names) == shown
+    summary = stage(job, area)
     assert summary.proved, summary.problems()
     assert names(area / "target") == {"f"}
+
+
+def test_what_a_killed_transfer_left_in_what_goes_is_shown_when_it_is_typed_again(area: Path) -> None:
+    fill(area / "source", "f")
+    fill(area / "target", "gone/.beeond-ctl.0a1b2c3d.1.x", "gone/.beeond-ctl.99999999.1.x")
+    job = deleting(area / "source", area / "target")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(area / "state"))
+        patch.delenv("BEEOND_JOB_ID", raising=False)
+        assert typed._earlier(job) == set()
+        place = typed._place(job)
+        place.mkdir(parents=True)
+        journal = Journal(place / "1.journal")
+        journal.restart()
+        journal.append(("header", wire.dumps({**header_of(job), "token": "0a1b2c3d"})))
+        journal.close()
+        assert typed._earlier(job) == {"0a1b2c3d"}
 
 
 @pytest.mark.root
@@ -601,7 +625,7 @@ def test_nothing_to_show_is_not_nothing_to_ask_where_something_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unread = preview.Preview(unread=Fold(1, ("closed",)))
-    monkeypatch.setattr(preview, "look", lambda *_: unread)
+    monkeypatch.setattr(preview, "look", lambda *_, **__: unread)
     job = deleting(Path("/source"), Path("/target"))
     with pytest.raises(UsageError, match="0 entries and what cannot be looked into at /target; say --yes"):
         cli.confirm_deletion(job, yes=False, as_json=False)
