@@ -68,19 +68,19 @@ def _doomed(found: Preview) -> list[str]:
     return lines
 
 
-def confirm_deletion(job: Job, dead: Collection[str] = (), *, yes: bool, as_json: bool) -> None:
-    """Show what `--delete` is going to delete, and ask, unless nothing is or `yes` was said.
+def confirm_deletion(job: Job, dead: Collection[str] = (), *, yes: bool, as_json: bool) -> bool:
+    """Show what `--delete` will delete, and ask, unless nothing is or `yes` was said; whether it was agreed to.
 
     `dead` are tokens of the transfer's earlier runs. Raises UsageError where nobody can be asked, click.Abort at a no.
     """
     if "delete" not in job.flags:
-        return
+        return False
     from beeond_ctl.staging.preview import look
     from beeond_ctl.staging.transfer import show_path
 
     found = look(job, dead=dead)
     if not (found.delete or found.unread.count):
-        return
+        return yes
     place = one_line(show_path(job.destination))
     if as_json:
         names = [one_line(name) for name in found.delete_names]
@@ -91,10 +91,11 @@ def confirm_deletion(job: Job, dead: Collection[str] = (), *, yes: bool, as_json
         for line in _doomed(found):
             click.echo(line, err=True)
     if yes:
-        return
+        return True
     more = " and what cannot be looked into" if found.unread.count else ""
     if as_json or not (os.isatty(0) and sys.stderr.isatty()):
         raise UsageError(
             f"--delete would remove {format_entries(found.delete)}{more} at {place}; say --yes, or see --dry-run"
         )
     click.confirm(f"Delete {format_entries(found.delete)}{more}?", abort=True, err=True)
+    return True

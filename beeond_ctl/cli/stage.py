@@ -116,8 +116,8 @@ def _run(
     dead = _earlier(job) if "delete" in flags else set()
     if dry_run:
         return preview.show(job, dead, as_json=as_json)
-    preview.confirm_deletion(job, dead, yes=yes, as_json=as_json)
-    command = _command(direction, job, workers, here=here)
+    agreed = preview.confirm_deletion(job, dead, yes=yes, as_json=as_json)
+    command = _command(direction, job, workers, here=here, yes=agreed)
     how = progress.way(as_json=as_json, quiet=quiet)
     try:
         with stoppable(), _journal(job) as journal:
@@ -204,12 +204,12 @@ def lies_below(path: str, place: str) -> bool:
     return os.path.commonpath([os.path.realpath(path), real]) == real
 
 
-def _command(direction: str, job: Job, workers: int | None, *, here: bool) -> str:
-    """What does the same from anywhere, ready to be pasted into a shell."""
+def _command(direction: str, job: Job, workers: int | None, *, here: bool, yes: bool) -> str:
+    """What does the same from anywhere, ready to be pasted into a shell; `yes`: it was agreed to what is deleted."""
     words = ["beeond-ctl", "stage", direction, *(f"--{flag}" for flag in job.flags)]
     words += ["--workers", str(workers)] if workers else []
     words += ["--here"] if here else []
-    words += ["--yes"] if "delete" in job.flags else []
+    words += ["--yes"] if yes else []
     return " ".join([*words, quoted(job.source), quoted(job.destination)])
 
 

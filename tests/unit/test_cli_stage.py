@@ -540,6 +540,15 @@ def test_the_command_that_resumes_is_one_line_whatever_the_name(area: Path, name
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize("yes", [[], ["--yes"]])
+def test_the_command_that_resumes_agrees_to_deletions_only_where_that_was_typed(
+    area: Path, yes: list[str]
+) -> None:
+    done = stage(area, "out", "--delete", *yes, "gone", "target")
+    assert done.returncode == 1
+    assert ("--yes" in shlex.split(done.stderr.splitlines()[-1])) == bool(yes)
+
+
 def test_a_journal_that_nobody_wants_any_more_is_removed(area: Path) -> None:
     old = area / "state/beeond-ctl/journals/0123456789abcdef"
     old.mkdir(parents=True, mode=0o700)

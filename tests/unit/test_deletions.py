@@ -632,3 +632,20 @@ def test_nothing_to_show_is_not_nothing_to_ask_where_something_cannot_be_read(
     assert "what is in 1 entry ('closed') that cannot be looked into" in capsys.readouterr().err
     cli.confirm_deletion(job, yes=True, as_json=True)
     assert '"unread": 1' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("there", ["extra", "f"])
+def test_the_command_that_resumes_agrees_to_deletions_where_the_question_was_answered(
+    area: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    fill(area / "source", "f")
+    fill(area / "target", there)
+    asked = []
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("click.confirm", lambda text, **_: asked.append(text))
+    job = deleting(area / "source", area / "target")
+    agreed = cli.confirm_deletion(job, yes=False, as_json=False)
+    assert agreed == bool(asked) == (there == "extra")
+    command = typed._command("in", job, None, here=False, yes=agreed)
+    assert ("--yes" in command.split()) == agreed
