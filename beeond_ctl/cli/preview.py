@@ -92,10 +92,10 @@ def confirm_deletion(job: Job, dead: Collection[str] = (), *, yes: bool, as_json
             click.echo(line, err=True)
     if yes:
         return True
-    more = " and what cannot be looked into" if found.unread.count else ""
+    what = format_entries(found.delete_top)  # as the summary counts them
+    what += f", {found.delete} with what is in them" if found.delete > found.delete_top else ""
+    what += " and what cannot be looked into" if found.unread.count else ""
     if as_json or not (os.isatty(0) and sys.stderr.isatty()):
-        raise UsageError(
-            f"--delete would remove {format_entries(found.delete)}{more} at {place}; say --yes, or see --dry-run"
-        )
-    click.confirm(f"Delete {format_entries(found.delete)}{more}?", abort=True, err=True)
+        raise UsageError(f"--delete would remove {what} at {place}; say --yes, or see --dry-run")
+    click.confirm(f"Delete {what}?", abort=True, err=True)
     return True

@@ -55,6 +55,8 @@ class Preview:
     skip: int = 0
     special: int = 0
     delete: int = 0
+    delete_top: int = 0
+    """Of these those that are not in others that are deleted."""
     delete_names: list[str] = field(default_factory=list)
     unread: Fold = field(default_factory=Fold)
     problems: dict[str, Fold] = field(default_factory=dict)
@@ -280,6 +282,7 @@ class _Look:
                 self.found.complete = False
                 return
             self.found.delete += 1
+            self.found.delete_top += doomed.is_top
             if len(self.found.delete_names) < NAMES:
                 self.found.delete_names.append(doomed.path)
 

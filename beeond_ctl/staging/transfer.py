@@ -99,7 +99,7 @@ class Summary:
         if self.special.count:
             lines.append(f"{self.special} not copied: neither file, directory nor link")
         if self.deleted.count:
-            lines.append(f"{self.deleted} deleted at the destination")
+            lines.append(f"{self.deleted} deleted at the destination, with what was in them")
         return lines
 
     def as_dict(self) -> dict[str, object]:

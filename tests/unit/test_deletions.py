@@ -649,3 +649,14 @@ def test_the_command_that_resumes_agrees_to_deletions_where_the_question_was_ans
     assert agreed == bool(asked) == (there == "extra")
     command = typed._command("in", job, None, here=False, yes=agreed)
     assert ("--yes" in command.split()) == agreed
+
+
+def test_the_question_and_the_summary_count_the_same(area: Path) -> None:
+    fill(area / "source", "f")
+    fill(area / "target", "xd/y", "extra")
+    job = deleting(area / "source", area / "target")
+    with pytest.raises(UsageError, match="would remove 2 entries, 3 with what is in them at "):
+        cli.confirm_deletion(job, yes=False, as_json=True)
+    (remark,) = stage(job, area).remarks()
+    assert remark.startswith("2 entries (")
+    assert remark.endswith(" deleted at the destination, with what was in them")
