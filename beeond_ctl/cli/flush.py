@@ -393,6 +393,7 @@ class _Note:
 
         self._turn = turn
         self._written_s = 0.0
+        self._last: Progress | None = None
         source = os.path.join(job.source, job.only) if job.only else job.source
         target = os.path.join(job.destination, job.only) if job.only else job.destination
         self._status: flushes.Status = {
@@ -402,7 +403,7 @@ class _Note:
 
     def _write(self, state: str, **facts: Any) -> bool:  # noqa: ANN401 - whatever JSON can say
         """Write it down, unless another one has taken over, whose status it is now; whether it is ours."""
-        self._status |= {"state": state, **facts}
+        self._status |= {"state": state, **self._counters(), **facts}
         self._written_s = time.monotonic()
         if not self._turn.is_ours():
             return False
@@ -421,17 +422,21 @@ class _Note:
         """`tell`, and the status every two seconds. Raises OSError if another has taken over."""
 
         def both(now: Progress) -> None:
+            self._last = now
             tell(now)
-            if time.monotonic() - self._written_s >= flushes.BEAT_S:
-                ours = self._write(
-                    "running", entries_done=now.entries_done, entries_total=now.entries_total,
-                    bytes_done=now.bytes_done, bytes_total=now.bytes_total, seconds=round(now.seconds, 3),
-                    nodes=now.bytes_by_node,
-                )  # fmt: skip
-                if not ours:
-                    raise OSError(_TAKEN_OVER)
+            if time.monotonic() - self._written_s >= flushes.BEAT_S and not self._write("running"):
+                raise OSError(_TAKEN_OVER)
 
         return both
+
+    def _counters(self) -> dict[str, Any]:
+        now = self._last
+        if now is None:
+            return {}
+        return {
+            "entries_done": now.entries_done, "entries_total": now.entries_total, "bytes_done": now.bytes_done,
+            "bytes_total": now.bytes_total, "seconds": round(now.seconds, 3), "nodes": now.bytes_by_node,
+        }  # fmt: skip
 
     def news(self, text: str) -> None:
         """Note what happened to a node."""

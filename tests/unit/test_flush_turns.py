@@ -20,6 +20,7 @@ from beeond_ctl.cli import flush, stage
 from beeond_ctl.errors import NodeError
 from beeond_ctl.staging import local
 from beeond_ctl.staging.job import Job
+from beeond_ctl.staging.transfer import Progress, Summary
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -272,3 +273,25 @@ def test_a_lock_that_a_dying_file_system_will_not_close_hides_nothing(
     with pytest.raises(NodeError, match=r"flush has stopped: .*the journal is gone; to go on: "):
         flush.flush.main(["--wait", "--here", "ck", str(area / "copy")], standalone_mode=False)
     assert held
+
+
+def test_the_counters_of_a_flush_that_has_ended_are_those_of_its_end(tmp_path: Path) -> None:
+    number = flushes.take_turn(tmp_path, "a", "run")
+    assert number is not None
+    turn = flush._Turn(tmp_path, number, os.open(os.devnull, os.O_RDONLY))
+    note = flush._Note(Job(b"/source", b"/target"), turn, "run")
+    note.began()
+    tell = note.also(lambda _: None)
+    for done in (0, 5):  # the second comes too soon to be written by itself
+        tell(Progress(True, done, 5, done * 10, 50, 0, 1.0, 0.0, {"a": done * 10}))
+    before = flushes.read(tmp_path)
+    note.ended(Summary(b"/source", b"/target", proved=True, copied=5, bytes=50, seconds=1.5))
+    turn.leave()
+    after = flushes.read(tmp_path)
+    assert before is not None
+    assert after is not None
+    assert (before["state"], before["entries_done"]) == ("running", 0)
+    assert (after["state"], after["entries_done"], after["bytes_done"], after["nodes"]) == (
+        "proved", 5, 50, {"a": 50},
+    )  # fmt: skip
+    assert (after["copied"], after["bytes"], after["seconds"]) == (5, 50, 1.5)
