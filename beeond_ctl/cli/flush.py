@@ -187,8 +187,7 @@ def _transfers(mount: str) -> list[tuple[str, str, tuple[str, ...]]]:
 def _shown(job: Job) -> str:
     from beeond_ctl.staging.transfer import show_path
 
-    source = os.path.join(job.source, job.only) if job.only else job.source
-    target = os.path.join(job.destination, job.only) if job.only else job.destination
+    source, target = job.ends()
     return f"{show_path(source)} to {show_path(target)}"
 
 
@@ -198,8 +197,7 @@ def _shown(job: Job) -> str:
 def _words(job: Job, workers: int | None, *, here: bool, given: bool) -> list[str]:
     """The options and paths that mean the same flush from anywhere in the job."""
     options = [*(["--workers", str(workers)] if workers else []), *(["--here"] if here else [])]
-    source = os.path.join(job.source, job.only) if job.only else job.source
-    return [*options, "--", os.fsdecode(source), *([os.fsdecode(job.destination)] if given else [])]
+    return [*options, "--", os.fsdecode(job.ends()[0]), *([os.fsdecode(job.destination)] if given else [])]
 
 
 def _begin(job: Job, place: Path, words: list[str], *, quiet: bool, as_json: bool) -> None:
@@ -394,8 +392,7 @@ class _Note:
         self._turn = turn
         self._written_s = 0.0
         self._last: Progress | None = None
-        source = os.path.join(job.source, job.only) if job.only else job.source
-        target = os.path.join(job.destination, job.only) if job.only else job.destination
+        source, target = job.ends()
         self._status: flushes.Status = {
             "id": turn.place.name, "run": run, "source": show_path(source), "destination": show_path(target),
             "node": os.environ.get("SLURMD_NODENAME", ""), "began": time.time(), "news": [],

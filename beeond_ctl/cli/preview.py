@@ -30,8 +30,9 @@ def show(job: Job, dead: Collection[str] = (), *, as_json: bool) -> int:
     found = look(job, proofs_of(job), dead=dead)
     problems = _problems(found, job)
     if as_json:
+        source, destination = job.ends()
         facts = {
-            "event": "dry-run", "source": show_path(job.source), "destination": show_path(job.destination),
+            "event": "dry-run", "source": show_path(source), "destination": show_path(destination),
             "copy": found.copy, "bytes": found.copy_bytes, "skip": found.skip, "special": found.special,
             "delete": found.delete, "delete_names": [one_line(name) for name in found.delete_names],
             "unread": found.unread.count,

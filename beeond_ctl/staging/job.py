@@ -4,6 +4,7 @@ whose module takes as long as all else until then.
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 
@@ -44,3 +45,9 @@ class Job(NamedTuple):
     outside: bytes = b""
     others: tuple[bytes, ...] = ()
     all_or_nothing: bool = False
+
+    def ends(self) -> tuple[bytes, bytes]:
+        """From where to where it copies: `only`, if that is there."""
+        if not self.only:
+            return self.source, self.destination
+        return os.path.join(self.source, self.only), os.path.join(self.destination, self.only)

@@ -17,6 +17,7 @@ import pytest
 
 from beeond_ctl import estimate, flushes, step
 from beeond_ctl.cli import flush, progress, stage
+from beeond_ctl.cli import preview as foreseen
 from beeond_ctl.errors import UserError
 from beeond_ctl.staging import preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.begin import Begun
@@ -367,6 +368,12 @@ def test_the_whole_leaves_out_what_was_flushed_and_copies_what_changed_since(are
     assert (summary.proved, summary.copied, summary.skipped) == (True, 59, 1)
     for name in ("f3", "f23"):
         assert (area / "target/d3" / name).read_bytes() == (area / "inst/out/d3" / name).read_bytes()
+
+
+def test_a_dry_run_of_a_part_names_the_part(area: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert foreseen.show(whole_of(area)._replace(only=b"d3"), as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["source"], said["destination"]) == (str(area / "inst/out/d3"), str(area / "target/d3"))
 
 
 @pytest.mark.parametrize("place", ["copy", "out/copy", "../link/copy"])
