@@ -110,7 +110,8 @@ def _say_usage(error: Exception) -> int:
             return error.exit_code
         context = getattr(error, "ctx", None)
         command = context.command_path if context else _typed_command()
-        return _say(f"{' '.join(error.format_message().split())}; see `{command} --help`", 2)
+        text = " ".join(error.format_message().split()).removesuffix(".")
+        return _say(f"{text}; see `{command} --help`", 2)
     raise error
 
 

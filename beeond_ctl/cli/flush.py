@@ -120,7 +120,7 @@ def _job(mount: str, path: str, destination: str | None) -> Job:
         os.path.realpath(top),
     )  # of a link such as `latest`: what it leads to
     if not _is_in(real, real_top):
-        raise UserError(
+        raise UsageError(
             f"{show(path)} is not below $BEEOND, {show(top)}; flush copies from there to global storage"
         )
     source = os.path.normpath(os.path.join(top, os.path.relpath(real, real_top)))
@@ -152,7 +152,7 @@ def _place_of(
     """The stage-out that will copy `typed`, a path in $BEEOND at `top`: its source, destination and flags.
 
     Stage-out follows a link that is its source and none below, so that what counts is where paths really are. Of
-    several the narrowest is taken; of several names for one directory that which was typed. Raises UserError.
+    several the narrowest is taken; of several names for one directory that which was typed. Raises UsageError.
     """
     real = os.path.realpath(typed)
     fitting = []
@@ -162,7 +162,7 @@ def _place_of(
             fitting.append((root, destination, flags))
     if not fitting:
         sources = ", ".join(printable(each[0]) for each in transfers) or "none"
-        raise UserError(
+        raise UsageError(
             f"no stage-out of this job has {show(typed)} in it; say where to copy it: "
             f"flush PATH DST (staged out: {sources})"
         )
@@ -170,7 +170,7 @@ def _place_of(
     best = [each for each in fitting if os.path.realpath(each[0]) == narrowest]
     best = [each for each in best if _is_in(typed, each[0])] or best
     if len(best) > 1:
-        raise UserError(
+        raise UsageError(
             f"{show(typed)} has {len(best)} places by the stage-outs of this job; say which: flush PATH DST"
         )
     return best[0]

@@ -123,6 +123,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(area: Path, words: tuple[str,
     done = stage(area, *words, "--quiet", beeond=area / "beeond")
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("beeond-ctl: ")
+    assert ".; " not in done.stderr
     assert done.stdout == "" or code == 1
     assert os.listdir(area / "beeond") == []
     assert journals(area) == []

@@ -18,7 +18,7 @@ import pytest
 from beeond_ctl import estimate, flushes, step
 from beeond_ctl.cli import flush, progress, stage
 from beeond_ctl.cli import preview as foreseen
-from beeond_ctl.errors import UserError
+from beeond_ctl.errors import UsageError
 from beeond_ctl.staging import preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
@@ -640,9 +640,9 @@ def test_the_place_of_a_path_is_that_of_the_narrowest_stage_out(tmp_path: Path) 
     assert narrowest("out/x/y") == (f"{tmp_path}/out/x", "/x")
     assert narrowest("out/y") == (f"{tmp_path}/out", "/results")
     assert narrowest("outer") == (f"{tmp_path}", "/all")
-    with pytest.raises(UserError, match="no stage-out"):
+    with pytest.raises(UsageError, match="no stage-out"):
         places_in(tmp_path, ("out", "/results"))("outer")
-    with pytest.raises(UserError, match="2 places"):
+    with pytest.raises(UsageError, match="2 places"):
         places_in(tmp_path, ("out", "/a"), ("out", "/b"))("out")
 
 
@@ -665,7 +665,7 @@ def test_the_place_below_a_link_is_that_which_stage_out_will_use(
     both = places_in(top, ("out", "/a"), ("run1", "/b"))
     assert both("out/ck1") == (f"{top}/out", "/a")
     assert both("run1/ck1") == (f"{top}/run1", "/b")
-    with pytest.raises(UserError, match="2 places"):
+    with pytest.raises(UsageError, match="2 places"):
         both("latest")
 
     monkeypatch.setattr(flush, "_transfers", lambda _: [("out", str(tmp_path / "results"), ())])
@@ -676,7 +676,7 @@ def test_the_place_below_a_link_is_that_which_stage_out_will_use(
     assert os.listdir(tmp_path / "results") == ["ck1"]
     assert same(top / "run1/ck1", tmp_path / "results/ck1")
     assert flush._job(str(top), "out", None).only == b""
-    with pytest.raises(UserError, match="not below"):
+    with pytest.raises(UsageError, match="not below"):
         flush._job(str(top), "outside/x", "/x")
 
 
