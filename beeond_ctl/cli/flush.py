@@ -176,6 +176,21 @@ def _place_of(
     return best[0]
 
 
+def _is_staged_out(job: Job) -> bool:
+    """Whether a stage-out of the job copies the same to the same place."""
+    top = os.path.dirname(os.fsdecode(job.flushes))
+    source, target = (os.path.realpath(os.fsdecode(path)) for path in job.ends())
+    if os.path.isfile(source) and (os.path.isdir(target) or job.destination.endswith(b"/")):
+        target = os.path.join(target, os.path.basename(source))
+    for each, destination, _ in _transfers(top):
+        root, place = os.path.realpath(os.path.join(top, each)), os.path.realpath(destination)
+        if os.path.isfile(root) and (os.path.isdir(place) or destination.endswith("/")):
+            place = os.path.join(place, os.path.basename(root))
+        if _is_in(source, root) and os.path.normpath(f"{place}/{os.path.relpath(source, root)}") == target:
+            return True
+    return False
+
+
 def _transfers(mount: str) -> list[tuple[str, str, tuple[str, ...]]]:
     """The job's stage-outs, as this node was told for the job's user: source below $BEEOND, destination, flags."""
     found = []
@@ -285,6 +300,7 @@ def _flush(
 
     behind = run is not None
     run = run or secrets.token_hex(8)
+    followed = behind and _is_staged_out(job)
     told = behind or quiet
     how = "quiet" if behind else progress.way(as_json=as_json, quiet=quiet)
     command = " ".join(
@@ -308,7 +324,7 @@ def _flush(
     except KeyboardInterrupt as stop:
         note.stopped()
         if behind:
-            _complain(job, "was stopped before it was done")
+            _complain(job, "was stopped before it was done", command, followed=followed)
         else:
             progress.interrupted(command, as_json=as_json)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
@@ -321,20 +337,23 @@ def _flush(
     finally:
         turn.leave()
     if behind and not summary.proved:
-        _complain(job, "; ".join(summary.problems()) or "it did not come to its end")
+        why = "; ".join(summary.problems()) or "it did not come to its end"
+        _complain(job, why, command, followed=followed)
     elif not behind:
         progress.ended(summary, command, as_json=as_json, quiet=quiet)
     late.warn(os.environ)
     return 0 if summary.proved else 1
 
 
-def _complain(job: Job, why: str) -> None:
-    """Say in the job's output what is wrong with a flush in the background."""
+def _complain(job: Job, why: str, command: str, *, followed: bool) -> None:
+    """Say in the job's output what is wrong with a flush in the background.
+
+    `command` does it again; `followed`: it need not be typed, as a stage-out of the job copies the same.
+    """
     from beeond_ctl.cli.progress import one_line as escaped
 
-    sys.stderr.write(
-        f"beeond-ctl: flush of {escaped(_shown(job))}: {escaped(why)}; stage-out does the rest\n"
-    )
+    rest = "stage-out does the rest" if followed else f"nothing else copies it there; to go on: {command}"
+    sys.stderr.write(f"beeond-ctl: flush of {escaped(_shown(job))}: {escaped(why)}; {rest}\n")
 
 
 class _Turn(NamedTuple):

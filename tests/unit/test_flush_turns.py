@@ -295,3 +295,32 @@ def test_the_counters_of_a_flush_that_has_ended_are_those_of_its_end(tmp_path: P
         "proved", 5, 50, {"a": 50},
     )  # fmt: skip
     assert (after["copied"], after["bytes"], after["seconds"]) == (5, 50, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("staged_out", "words", "rest"),
+    [
+        (("ck", "copy"), ["ck"], "stage-out does the rest"),
+        ((".", "all"), ["ck", "all/ck"], "stage-out does the rest"),
+        ((".", "all"), ["ck/file", "all/ck/"], "stage-out does the rest"),
+        (("ck", "copy"), ["ck", "other"], "nothing else copies it there; to go on: beeond-ctl flush --wait --here "),
+        (("out", "all"), ["ck", "all/ck"], "nothing else copies it there; to go on: beeond-ctl flush --wait --here "),
+        (("ck/file", "all"), ["ck", "all"], "nothing else copies it there; to go on: beeond-ctl flush --wait --here "),
+    ],
+)  # fmt: skip
+def test_a_flush_that_failed_in_the_background_says_who_copies_the_rest(
+    area: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    staged_out: tuple[str, str], words: list[str], rest: str,
+) -> None:  # fmt: skip
+    source, target = staged_out
+    (area / "all/ck").mkdir(parents=True)
+    monkeypatch.chdir(area)
+    monkeypatch.setenv("BEEOND", str(area / "inst"))
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(flush, "_transfers", lambda _: [(source, str(area / target), ())])
+    monkeypatch.setattr(local, "copy_local", lambda *_, **__: Summary(b"/s", b"/t", cancelled="full"))
+    assert flush.flush.main(["--run", "1", "--here", *words], standalone_mode=False) == 1
+    said = capsys.readouterr().err
+    assert f": stopped: full; {rest}" in said
