@@ -1,4 +1,5 @@
-"""One line to the user on what became of the job's data, where they look: at the end of the job's output.
+"""What became of the job's data, told to the user where they look: one line at the end of the job's output, and before
+it one for each remark of the stage-out.
 
 The job has ended when its stage-out runs, so that nothing else reaches them. The leader says it, in a process of
 the user's; and, where the site wants it, in the job's accounting. That it could not be said changes nothing.
@@ -28,6 +29,8 @@ _WRITE_S: Final = 10.0
 """For the file system that the output is on."""
 
 _MAX: Final = 2000
+_MAX_NOTE: Final = 500
+_MAX_NOTES: Final = 20
 
 GIVEN_UP: Final = "the data was GIVEN UP by scancel --hurry, nothing was staged out after the job"
 
@@ -79,6 +82,19 @@ def kept(here: Here, why: str, recovery: str) -> str:
     return f"stage-out is NOT complete ({why}); your data is kept on {nodes}. For your admin: {recovery}"
 
 
+def _notes(here: Here) -> list[str]:
+    """What the user should know of the stage-out although it went well: what was kept, deleted, or not copied."""
+    found = events.last_run(events.read(here.config.paths.log, here.state.job.job_id))
+    ends = [at for at, each in enumerate(found) if each.get("event") in {"epilog", "recover", "down"}]
+    notes = []
+    for each in found[ends[-1] if ends else 0 :]:
+        if each.get("event") == "step" and each.get("step") == "stage-out":
+            remarks = (each.get("summary") or {}).get("remarks") or ()
+            notes += [f"stage-out to {each.get('destination')}: {remark}" for remark in remarks]
+    more = len(notes) - _MAX_NOTES
+    return [*notes[:_MAX_NOTES], *([f"and {more} more of this kind"] if more > 0 else [])]
+
+
 def _sum(steps: Sequence[Mapping[str, Any]]) -> str:
     summaries = [step["summary"] for step in steps if isinstance(step.get("summary"), dict)]
     if not summaries:
@@ -91,16 +107,20 @@ def _sum(steps: Sequence[Mapping[str, Any]]) -> str:
 
 def _tell(here: Here, text: str) -> None:
     line = re.sub(r"[^ -~]", "?", " ".join(text.split()))[:_MAX]
+    notes = [
+        re.sub(r"[^ -~]", lambda found: ascii(found[0])[1:-1], f"note: {note}")[:_MAX_NOTE]
+        for note in _notes(here)
+    ]
     config, job_id = here.config.slurm, here.state.job.job_id
     results = {}
     if config.tell_in_output:
-        results["output"] = _in_output(here, line)
+        results["output"] = _in_output(here, [*notes, line])
     if config.tell_in_accounting:
         results["accounting"] = _in_accounting(config.path, job_id, line)
-    here.events.log("told", text=line, **results)
+    here.events.log("told", text=line, notes=notes, **results)
 
 
-def _in_output(here: Here, line: str) -> str:
+def _in_output(here: Here, lines: Sequence[str]) -> str:
     """Append to the job's output as its user; "ok", or why not."""
     try:
         path = slurm.job_output(here.config.slurm.path, here.state.job.job_id)
@@ -109,8 +129,9 @@ def _in_output(here: Here, line: str) -> str:
         child = spawn("tell", stage.identity(here))
     except (BeeondError, OSError) as error:
         return one_line(error)
+    words = "".join(f"beeond: {line}\n" for line in lines).encode("ascii")
     try:
-        said, _ = child.communicate(path + b"\0" + f"beeond: {line}\n".encode("ascii"), timeout=_WRITE_S)
+        said, _ = child.communicate(path + b"\0" + words, timeout=_WRITE_S)
         return said.decode(errors="replace")[:200] or "ok"
     except subprocess.TimeoutExpired:
         return f"no answer within {_WRITE_S:.0f} s"

@@ -19,6 +19,7 @@ from beeond_ctl.errors import NodeError, PeerError, RetainedError
 from beeond_ctl.lifecycle import teardown, tell
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import Job
+from beeond_ctl.staging.transfer import Fold, Summary
 from tests.unit.root_directory import root_directory
 
 if TYPE_CHECKING:
@@ -171,6 +172,44 @@ def test_the_user_is_told_which_nodes_were_rebooted_before_the_stage_out(
     here.log_begin("prolog")  # another job with this id
     here.events.log("step", step="stage-out", source="out", summary=summary())
     assert tell.staged_out(here).endswith("proved")
+
+
+def test_the_user_hears_what_was_kept_aside_deleted_and_not_copied_before_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = second(tmp_path, ["n1"])
+    spoken = here.config.slurm.model_copy(update={"tell_in_output": True})
+    here = Here(here.config.model_copy(update={"slurm": spoken}), here.state)
+    lines: list[str] = []
+    monkeypatch.setattr(tell, "_in_output", lambda _, said: lines.extend(said))
+
+    def staged_out(remarks: list[str]) -> list[str]:
+        here.events.log("epilog")
+        facts = {"destination": "/lustre/caf\udce9", "summary": {**summary(), "remarks": remarks}}
+        here.events.log("step", step="stage-out", source="out", **facts)
+        lines.clear()
+        tell._tell(here, tell.staged_out(here))
+        return lines[:]
+
+    here.log_begin("prolog")
+    done = Summary(
+        b"/s",
+        b"/t",
+        notes={"newer": Fold(1, ("f\n",))},
+        deleted=Fold(2, ("x", "y")),
+        special=Fold(1, ("é" * 900,)),
+    )
+    newer, special, deleted, last = staged_out(done.remarks())
+    about = "note: stage-out to /lustre/caf\\udce9: "
+    kept = "newer at the destination, replaced; the newer ones were kept as NAME.newer-TOKEN.RUN"
+    assert newer == f"{about}1 entry ('f\\n') {kept}"
+    assert deleted == f"{about}2 entries ('x', 'y') deleted at the destination, with what was in them"
+    assert special.startswith(f"{about}1 entry ('\\xe9\\xe9")
+    assert len(special) == 500
+    assert last == "stage-out of 1 entry (1B in 1.0 s), proved"
+    said = staged_out([f"{number} of something" for number in range(25)])
+    assert said[-3:] == [f"{about}19 of something", "note: and 5 more of this kind", last]
+    assert len(staged_out([])) == 1
 
 
 def test_what_is_said_to_be_kept_is_on_the_device(tmp_path: Path) -> None:
