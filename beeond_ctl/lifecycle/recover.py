@@ -17,7 +17,7 @@ from beeond_ctl import events, slurm, storage
 from beeond_ctl import state as states
 from beeond_ctl.errors import BeeondError, NodeError, UsageError, one_line
 from beeond_ctl.launch import all_done, on_nodes
-from beeond_ctl.lifecycle import claims, guard, own, proof, steps, teardown
+from beeond_ctl.lifecycle import claims, guard, own, proof, steps, teardown, tell
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.plan import port_blocks
 
@@ -114,6 +114,7 @@ def on_this_node(
         lost = storage.absent(here.first_plan) if here.serves and (here.owed or discard) else []
         # Written down below, so that a wipe that is cut off is not taken for kept data.
         state.proved = state.proved or (bool(state.attempt) and proof.name(state) in proved)
+        unwanted = discard and here.owed
         state.given_up = state.given_up or discard
         state.secret = ""  # all is started anew, with the secret that the leader has now
         if fresh:
@@ -131,6 +132,9 @@ def on_this_node(
             text = "wiped, data given up" if discard else "staged out, verified and wiped"
             if not here.owed or not here.serves:  # a node that only mounted has nothing to give
                 steps.remove_instance(here, lost=lost)
+                by = "an admin" if owner is None else state.job.user
+                with tell.telling(here, tell.discarded(here, by) if unwanted else ""):
+                    pass
                 steps.forget(here)
             else:
                 teardown.end(here, "recover", prepare=_restart)

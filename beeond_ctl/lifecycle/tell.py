@@ -95,6 +95,12 @@ def _notes(here: Here) -> list[str]:
     return [*notes[:_MAX_NOTES], *([f"and {more} more of this kind"] if more > 0 else [])]
 
 
+def discarded(here: Here, by: str) -> str:
+    """That data which was kept was given up by `by`, after all that was said of it."""
+    nodes = slurm.fold_nodes(here.first_plan.servers)
+    return f"the data that was kept on {nodes} was GIVEN UP by {by} (recover --discard); nothing is kept any more"
+
+
 def _sum(steps: Sequence[Mapping[str, Any]]) -> str:
     summaries = [step["summary"] for step in steps if isinstance(step.get("summary"), dict)]
     if not summaries:

@@ -259,6 +259,10 @@ def test_kept_data_survives_a_reboot_and_can_be_discarded(site: Site) -> None:
         cluster.writable("/global/alice/target")
     recover(cluster, jobs[0], "--nodes", "n[1-2]")
     recover(cluster, jobs[1], "--nodes", "n[1-2]", "--discard", "--yes")
+    assert cluster.job_output(jobs[1]).splitlines()[-1] == (
+        "beeond: the data that was kept on n[1-2] was GIVEN UP by an admin (recover --discard); "
+        "nothing is kept any more"
+    )
     assert cluster.read("login", "/global/alice/target/0/f") == "0\n"
     assert cluster.run("login", ["ls", "/global/alice/target"]).stdout.split() == ["0"]
     cluster.wait_idle()

@@ -16,7 +16,7 @@ from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import BeeondError, NodeError, RetainedError
 from beeond_ctl.events import EventLog
 from beeond_ctl.launch import Answer
-from beeond_ctl.lifecycle import recover, secret, steps
+from beeond_ctl.lifecycle import recover, secret, steps, tell
 from beeond_ctl.lifecycle.here import Here
 from beeond_ctl.lifecycle.stage import Stage
 from beeond_ctl.plan import Job, make_plan
@@ -299,8 +299,10 @@ def kept_on_two_devices(kind: str) -> Iterator[tuple[Path, SiteConfig, Plan]]:
 @pytest.mark.parametrize("kind", ["directory", "device"])
 @pytest.mark.parametrize("how", [{"discard": True, "proved": []}, {"discard": False, "proved": ["42.0.a1"]}])
 def test_what_lies_on_the_other_devices_can_be_wiped_when_one_is_gone_for_good(
-    capsys: pytest.CaptureFixture[str], kind: str, how: dict[str, Any]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str, how: dict[str, Any]
 ) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(tell, "_tell", lambda _, text: told.append(text))
     with kept_on_two_devices(kind) as (root, config, plan):
         first, second = (target.home for target in plan.targets)
         for _ in range(2):
@@ -310,7 +312,10 @@ def test_what_lies_on_the_other_devices_can_be_wiped_when_one_is_gone_for_good(
             ):
                 recover.on_this_node(config, 42, discard=False, proved=[])
         assert Path(plan.targets[0].data, "result").read_text() == "owed"
+        told.clear()
         recover.on_this_node(config, 42, **how)
+        by_whom = f"the data that was kept on {plan.nodes[0]} was GIVEN UP by an admin (recover --discard)"
+        assert told == ([f"{by_whom}; nothing is kept any more"] if how["discard"] else [])
         assert f"; not there, so not wiped: {second}" in capsys.readouterr().out
         assert not os.path.lexists(first)
         assert not (root / "run/jobs/42").exists()
