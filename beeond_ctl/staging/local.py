@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.spawn import no_thread, start
@@ -78,13 +79,18 @@ def copy_local(
         coordinator.close()
         raise
     try:
-        while thread.is_alive():
-            thread.join(min(progress_every_s, _LOOK_S) if others else progress_every_s)
+        due_s = time.monotonic() + progress_every_s
+        over = False
+        while not over:
+            left_s = max(0.0, due_s - time.monotonic())
+            thread.join(min(left_s, _LOOK_S) if others else left_s)
+            over = not thread.is_alive()
             for line in others.look(coordinator) if others else ():
                 (news or _ignore)(line)
             now = coordinator.progress()
-            if progress is not None:
-                progress(now)
+            if over or time.monotonic() >= due_s:
+                due_s = time.monotonic() + progress_every_s
+                (progress or _ignore)(now)
             if now.idle_s > stall_timeout_s and not coordinator.finished():
                 coordinator.cancel(f"nothing was finished for {stall_timeout_s:.0f} s; is it there?")
                 stop.set()

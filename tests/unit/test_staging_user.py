@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -19,7 +20,7 @@ from beeond_ctl import estimate, flushes, step
 from beeond_ctl.cli import flush, progress, stage
 from beeond_ctl.cli import preview as foreseen
 from beeond_ctl.errors import UsageError
-from beeond_ctl.staging import preview, quiet, spawn, spread, tell
+from beeond_ctl.staging import local, preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
 from beeond_ctl.staging.job import Job
@@ -175,6 +176,48 @@ def test_a_machine_that_dies_is_named_and_its_work_is_done_by_others(
     assert (summary.proved, summary.copied) == (True, 1500)
     assert same(tmp_path / "source", tmp_path / "target")
     assert all(line.startswith((f"{A} was lost", f"{C} did not come")) for line in news)
+
+
+class Looks:
+    """Stands in for other machines, none of which is there; each look is counted."""
+
+    here, nodes = "here", ()
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def look(self, _: object) -> list[str]:
+        self.count += 1
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_progress_comes_as_often_as_asked_however_often_others_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "source", files=20)
+    (tmp_path / "journal").mkdir()
+    looks: Any = Looks()
+    take = Coordinator.take
+
+    def hold(self: Coordinator, node: str) -> dict[str, Any]:
+        return {"wait": 0.02} if looks.count < 50 else take(self, node)
+
+    monkeypatch.setattr(Coordinator, "take", hold)
+    monkeypatch.setattr(local, "_LOOK_S", 0.02)
+    told: list[tuple[float, int]] = []
+    job = Job(bytes(tmp_path / "source"), bytes(tmp_path / "target"))
+    summary = copy_local(
+        job, journal_dir=tmp_path / "journal", others=looks, workers=1, progress_every_s=0.3,
+        progress=lambda now: told.append((time.monotonic(), now.entries_done)),
+    )  # fmt: skip
+    assert summary.proved
+    gaps = [after[0] - before[0] for before, after in itertools.pairwise(told)]
+    assert min(gaps[:-1], default=0.3) >= 0.29
+    assert len(told) > 1
+    assert told[-1][1] == 20  # the last one comes at the end
 
 
 def test_a_ticket_of_another_transfer_is_not_answered(tmp_path: Path) -> None:
