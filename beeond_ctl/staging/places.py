@@ -51,12 +51,28 @@ def _identity(path: str) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-def refusal(source: str, destination: str, *, delete: bool, outside: str, others: Iterable[str]) -> str:
-    """Why what is in `source` ('': it is a file) must not go to the directory `destination`; '' if it may.
+def _is_same(source: os.stat_result, path: str) -> bool:
+    """Whether `path`, and not what a link there leads to, is what has the status `source`."""
+    try:
+        return os.path.samestat(source, os.lstat(path))
+    except OSError:  # it is not there, or will be told by who makes it
+        return False
 
-    `delete`: what the source has not is then removed there; `others` are the destinations of the job's other transfers.
-    `outside` is what the copy must not lie in. Raises OSError.
+
+def refusal(
+    source: str, destination: str, *, name: str = "", delete: bool, outside: str, others: Iterable[str]
+) -> str:
+    """Why what is in `source` must not go to the directory `destination`; '' if it may.
+
+    `name` is what it becomes there if it is a file. `delete`: what the source has not is then removed there; `others`
+    are the destinations of the job's other transfers. `outside` is what the copy must not lie in. Raises OSError.
     """
+    if name:
+        if _is_same(os.stat(source), os.path.join(destination, name)):
+            return "is the same file as the source"
+        source = ""
+    if source and _is_same(os.stat(source), f"{destination}/."):
+        return "is the source itself"
     if source and within(source, destination):
         return "lies within the source"
     if outside and within(outside, destination):

@@ -97,7 +97,8 @@ def look(
         return found
     target: Tree | None = None
     try:
-        found.refused = _refused(job, "" if rename else source, destination)
+        of = os.fsdecode(job.source) if rename else source
+        found.refused = _refused(job, of, destination, rename[1] if rename else "")
         if found.refused:
             return found
         target = Tree(destination, make=False)
@@ -152,10 +153,10 @@ def _is_ours(directory: str) -> bool:
         return False
 
 
-def _refused(job: Job, source: str, destination: str) -> str:
+def _refused(job: Job, source: str, destination: str, name: str) -> str:
     """Why the transfer would be refused, as its summary says it. Raises OSError."""
     text = refusal(
-        source, destination, delete="delete" in job.flags, outside=os.fsdecode(job.outside),
+        source, destination, name=name, delete="delete" in job.flags, outside=os.fsdecode(job.outside),
         others=map(os.fsdecode, job.others),
     )  # fmt: skip
     return f"{show_path(job.destination)}: {text}" if text else ""

@@ -865,11 +865,12 @@ def _use_list(scan: _Scan, path: str) -> str:
     return ""
 
 
-def _refused(config: dict[str, Any], source: str, destination: str) -> bool:
+def _refused(config: dict[str, Any], source: str, destination: str, name: str = "") -> bool:
     """Whether the transfer makes no sense (see `places`), which is then told. Raises OSError."""
     text = refusal(
         source,
         destination,
+        name=name,
         delete="delete" in config["flags"],
         outside=config["outside"],
         others=config["others"],
@@ -1046,7 +1047,7 @@ def _main() -> None:
             into = destination.endswith("/") or os.path.isdir(destination)
             name = os.path.basename(source.rstrip("/")) if into else os.path.basename(destination)
             destination = destination if into else os.path.dirname(destination)
-            if _refused(config, "", destination):
+            if _refused(config, source, destination, name):
                 return
             made = _make(destination)
             side = "source"

@@ -155,6 +155,39 @@ def test_a_destination_that_is_the_source_by_another_way_is_left_alone(area: Pat
     assert {"results/x/results/f", "results/g"} <= names(area / "store")
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("here/f", "here/f"), ("here/f", "here/../here//f"), ("here/f", "here/"), ("here/f", "link/f"),
+        ("link/f", "here"), ("to-f", "here/f"), ("here/f", "hard"),
+        ("here", "here"), ("here", "here/sub/.."), ("here", "link"), ("link", "here"), ("link", "link/"),
+    ],
+)  # fmt: skip
+def test_what_would_be_copied_onto_itself_is_refused_and_stays(area: Path, source: str, target: str) -> None:
+    fill(area / "here", "f", "sub/g")
+    (area / "link").symlink_to("here")
+    (area / "to-f").symlink_to("here/f")
+    (area / "hard").hardlink_to(area / "here/f")
+    before = trees.snapshot(bytes(area / "here"))
+    inode = (area / "here/f").stat().st_ino
+    job = Job(os.fsencode(f"{area}/{source}"), os.fsencode(f"{area}/{target}"))
+    found = preview.look(job)
+    summary = stage(job, area)
+    why = "is the same file as the source" if "f" in source else "is the source itself"
+    assert summary.refused == found.refused == f"{area}/{target}: {why}"
+    assert not summary.proved
+    assert trees.snapshot(bytes(area / "here")) == before
+    assert (area / "hard").stat().st_ino == (area / "here/f").stat().st_ino == inode
+
+
+def test_a_link_to_the_source_in_its_place_is_replaced_by_a_copy(area: Path) -> None:
+    fill(area, "here/f")
+    (area / "copy").symlink_to("here/f")
+    assert stage(Job(bytes(area / "here/f"), bytes(area / "copy")), area).proved
+    assert not (area / "copy").is_symlink()
+    assert (area / "copy").read_text() == (area / "here/f").read_text()
+
+
 # --- what makes a listing shorter -------------------------------------------------------------------------
 
 
