@@ -55,6 +55,7 @@ def _problems(found: Preview, job: Job) -> list[str]:
 
     texts = [f"{show_path(job.source)}: no such file or directory"] if found.missing else []
     texts += [found.refused] if found.refused else []
+    texts += [f"nothing can be copied there: {found.unwritable}"] if found.unwritable else []
     texts += [f"{fold} cannot be read: {text}" for text, fold in sorted(found.problems.items())]
     return [one_line(text) for text in texts]
 

@@ -25,6 +25,7 @@ from beeond_ctl.staging.spawn import end, last_words, spawn
 from beeond_ctl.staging.surplus import Walk
 from beeond_ctl.staging.transfer import Fold, show, show_path
 from beeond_ctl.staging.tree import Tree
+from beeond_ctl.staging.writable import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -45,11 +46,13 @@ _GRACE_S: Final = 5.0
 class Preview:
     """What would be done. `complete`: everything was looked at, and not only as much as time allowed.
 
-    `unread` are directories of the destination that cannot be looked into: what would be deleted there is not known.
+    `unwritable` says why nothing can be put at the destination. `unread` are directories of it that cannot be looked
+    into: what would be deleted there is not known.
     """
 
     missing: bool = False
     refused: str = ""
+    unwritable: str = ""
     copy: int = 0
     copy_bytes: int = 0
     skip: int = 0
@@ -119,7 +122,17 @@ def look(
     if "delete" in job.flags and job.alone:
         dead = {*dead, *_dead_flushes(job)}
     _Look(found, job, tree, target, known, hidden, dead, time.monotonic() + within_s).walk(rename)
+    if (found.copy or found.delete) and not _is_opened_up(target):
+        found.unwritable = why_not(os.fsencode(destination))
     return found
+
+
+def _is_opened_up(target: Tree | None) -> bool:
+    """Whether the destination is closed, and our own, so that it is opened up while it is copied to."""
+    if target is None:
+        return False
+    fd = target.root.fd
+    return os.fstat(fd).st_uid == os.geteuid() and not os.statvfs(fd).f_flag & os.ST_RDONLY
 
 
 def _dead_flushes(job: Job) -> list[str]:

@@ -50,7 +50,7 @@ def environment(area: Path, **more: str) -> dict[str, str]:
 
 
 def stage(
-    area: Path, *words: str | bytes | Path, beeond: Path | None = None, before: tuple[str, ...] = (), **how: Any
+    area: Path, *words: str | bytes | Path, beeond: Path | None = None, before: tuple[str | Path, ...] = (), **how: Any
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     more = {"BEEOND": str(beeond), "BEEOND_JOB_ID": "7"} if beeond else {}
     return subprocess.run(
@@ -331,6 +331,37 @@ def test_what_cannot_be_read_is_one_line_and_all_else_is_copied(area: Path) -> N
     (end,) = events(stage(area, *command[2:], "--json", **user).stdout)[-1:]
     assert (end["proved"], end["copied"], end["skipped"]) == (True, 2, 1)
     assert journals(area) == []
+
+
+def test_a_dry_run_says_where_nothing_can_be_written(area: Path) -> None:
+    for name in ("source", "shut", "own"):
+        (area / name).mkdir()
+        (area / name).chmod(0o755)
+    (area / "source/f").write_text("x")
+    (area / "source/f").chmod(0o644)
+    (area / "shut").chmod(0o555)
+    (area / "own").chmod(0o555)  # is opened up while it is copied to
+    user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if IS_ROOT else {}
+    if IS_ROOT:
+        os.chown(area / "own", NOBODY, NOBODY)
+    done = stage(area, "out", "--dry-run", "source", "shut/made", **user)
+    assert (done.returncode, done.stdout) == (1, "would copy 1 (1B), skip 0, delete 0\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("beeond-ctl: nothing can be copied there: '/")
+    assert line.endswith("/shut' is not yours to write")
+    done = stage(area, "out", "--dry-run", "source", "own", **user)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.root
+def test_a_dry_run_says_that_the_destination_is_read_only(area: Path) -> None:
+    for name in ("source", "target"):
+        (area / name).mkdir()
+    (area / "source/f").write_text("x")
+    mount = ("unshare", "--mount", "sh", "-c", 'mount --bind -o ro "$0" "$0" && exec "$@"', area / "target")
+    done = stage(area, "out", "--dry-run", "source", "target", before=mount)
+    assert (done.returncode, done.stdout) == (1, "would copy 1 (1B), skip 0, delete 0\n")
+    assert done.stderr.endswith("/target' is read-only\n")
 
 
 @pytest.mark.root
