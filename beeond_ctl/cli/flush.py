@@ -311,7 +311,7 @@ def _flush(
         time.sleep(_LOOK_S)
     note = _Note(job, turn, run)
     try:
-        with stage.stoppable(), progress.shown(how, by_entries=True) as tell:
+        with stage.stoppable(), progress.shown(how) as tell:
             if behind:
                 os.nice(_NICE)
             note.began()

@@ -45,9 +45,8 @@ def way(*, as_json: bool, quiet: bool) -> str:
 class Pace:
     """Rate and time left, from what was done in the last 20 s."""
 
-    def __init__(self, *, by_entries: bool) -> None:
-        """`by_entries`: part of the bytes need no copying (`update`, resumed), so that they tell nothing."""
-        self._weight = 0 if by_entries else 1
+    def __init__(self) -> None:
+        """Nothing is known yet."""
         self._seen: deque[Progress] = deque()
 
     def add(self, now: Progress) -> None:
@@ -61,7 +60,8 @@ class Pace:
         first, last = self._seen[0], self._seen[-1]
         if first is last or last.seconds <= first.seconds:
             return last.bytes_done / last.seconds if last.seconds > 0 else 0.0
-        return (last.bytes_done - first.bytes_done) / (last.seconds - first.seconds)
+        # What was copied of a file that is begun again counts no longer.
+        return max(0, last.bytes_done - first.bytes_done) / (last.seconds - first.seconds)
 
     def by_node(self) -> dict[str, tuple[int, float]]:
         """For each node the bytes that it has copied, and how many in a second."""
@@ -77,15 +77,17 @@ class Pace:
     def left_s(self) -> float | None:
         """Seconds; None as long as nobody can know: the source is still being scanned, or nothing moves."""
         first, last = self._seen[0], self._seen[-1]
-        done = self._work(last.entries_done, last.bytes_done)
-        moved = done - self._work(first.entries_done, first.bytes_done)
-        left = self._work(last.entries_total, last.bytes_total) - done
+        done = _work(last.entries_done, last.bytes_done)
+        moved = done - _work(first.entries_done, first.bytes_done)
+        left = _work(last.entries_total, last.bytes_total) - done
         if not last.scanned or moved <= 0 or last.seconds <= first.seconds:
             return None
         return max(0.0, left / moved * (last.seconds - first.seconds))
 
-    def _work(self, entries: int, size: int) -> int:
-        return entries * ENTRY_COST + size * self._weight
+
+def _work(entries: int, size: int) -> int:
+    """What there is to do, in bytes: of `size` are only those that are copied, not what is there already."""
+    return entries * ENTRY_COST + size
 
 
 def phase(now: Progress) -> str:
@@ -124,9 +126,9 @@ def node_lines(pace: Pace) -> list[str]:
 
 
 @contextmanager
-def shown(how: str, *, by_entries: bool) -> Iterator[Callable[[Progress], None]]:
+def shown(how: str) -> Iterator[Callable[[Progress], None]]:
     """A function to call with each progress, which shows it in the way `how`; the display ends with the block."""
-    pace = Pace(by_entries=by_entries)
+    pace = Pace()
     if how == "live":
         with _live(pace) as show:
             yield show
@@ -172,8 +174,8 @@ def _live(pace: Pace) -> Iterator[Callable[[Progress], None]]:
 
     def show(now: Progress) -> None:
         pace.add(now)
-        total = now.bytes_total + now.entries_total * ENTRY_COST if now.scanned else None
-        done = now.bytes_done + now.entries_done * ENTRY_COST
+        total = _work(now.entries_total, now.bytes_total) if now.scanned else None
+        done = _work(now.entries_done, now.bytes_done)
         text = "\n".join([line(now, pace), *node_lines(pace)])
         display.update(task, total=total, completed=done, description=text, refresh=True)
 

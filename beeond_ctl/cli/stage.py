@@ -121,11 +121,11 @@ def _run(
     how = progress.way(as_json=as_json, quiet=quiet)
     try:
         with stoppable(), _journal(job) as journal:
-            resumed = any(path.stat().st_size for path in journal.glob("*.journal"))
+            resumed = any(path.lstat().st_size for path in journal.glob("*.journal"))
             facts = {"direction": direction, "flags": flags, "resumed": resumed}
             paths = {"source": show_path(job.source), "destination": show_path(job.destination)}
             progress.started(facts | paths, as_json=as_json)
-            with progress.shown(how, by_entries=resumed or "update" in flags) as tell:
+            with progress.shown(how) as tell:
                 summary = copy_local(
                     job, journal_dir=journal, progress=tell, progress_every_s=progress.EVERY_S[how], workers=workers,
                     others=nodes.others(workers, here=here), news=partial(progress.news, as_json=as_json),

@@ -23,7 +23,7 @@ import xxhash
 from beeond_ctl.errors import visible
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
-from beeond_ctl.staging.spawn import end, last_words
+from beeond_ctl.staging.spawn import end, last_words, start
 from beeond_ctl.staging.transfer import Fold, Progress, Summary, show_path
 from beeond_ctl.staging.wire import EXAMPLES, MOST_PIECES, PIECE
 
@@ -176,7 +176,7 @@ class Coordinator:
         self._journal: Journal | None = begun.journal
         self._spool, self._scanner = begun.spool, begun.scanner
         try:
-            threading.Thread(target=self._read_scanner, daemon=True, name="scanner").start()
+            start(threading.Thread(target=self._read_scanner, daemon=True, name="scanner"))
         except BaseException:
             begun.undo()
             raise
@@ -278,9 +278,9 @@ class Coordinator:
             raise wire.ProtocolError("more is to be looked at than was agreed")
         if self._looked is None:
             self._looked = deque()
-            threading.Thread(
-                target=self._tell_scanner, args=(self._looked,), daemon=True, name="looked"
-            ).start()
+            start(
+                threading.Thread(target=self._tell_scanner, args=(self._looked,), daemon=True, name="looked")
+            )
         self._number += 1
         self._queue.appendleft(_Work(self._number, "look", (dirs, payload), 0, index=number))
 

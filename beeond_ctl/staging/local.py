@@ -6,7 +6,7 @@ import threading
 import time
 
 from beeond_ctl.staging.begin import Begun
-from beeond_ctl.staging.spawn import no_thread, start
+from beeond_ctl.staging.spawn import start
 from beeond_ctl.staging.worker import serve
 
 TYPE_CHECKING = False
@@ -49,9 +49,6 @@ def copy_local(
         from beeond_ctl.staging.coordinator import Coordinator  # while the scanner starts
 
         coordinator = Coordinator(job, begun, nodes)
-    except RuntimeError:  # a thread of its own
-        begun.undo()
-        raise no_thread() from None
     except BaseException:
         begun.undo()
         raise

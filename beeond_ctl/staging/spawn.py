@@ -60,12 +60,7 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError:
-        raise no_thread() from None
-
-
-def no_thread() -> OSError:
-    """What to raise for a thread that the system did not allow."""
-    return OSError(errno.EAGAIN, "no more threads are allowed (ulimit -u)")
+        raise OSError(errno.EAGAIN, "no more threads are allowed (ulimit -u)") from None
 
 
 def last_words(child: subprocess.Popen[bytes]) -> str:

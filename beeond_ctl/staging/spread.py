@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from beeond_ctl.errors import BeeondError, one_line
 from beeond_ctl.staging import wire
+from beeond_ctl.staging.spawn import start
 
 if TYPE_CHECKING:
     import subprocess
@@ -166,7 +167,7 @@ class _Server:
             raise OSError(error.errno, f"no port to listen on: {error}") from error
         self._port = int(bytes(self._router.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
         self._thread = threading.Thread(target=self._run, name="spread", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def ticket(self, processes: int | None, nice: int) -> bytes:
         """The line that lets a worker in."""
@@ -382,7 +383,7 @@ def _work(line: bytes) -> None:
         except Exception:  # noqa: BLE001 - whatever it is: there is no way to the coordinator
             stop.set()
 
-    threading.Thread(target=beat, daemon=True).start()
+    start(threading.Thread(target=beat, daemon=True))
     try:
         serve(
             lambda: link.ask("take"),

@@ -272,7 +272,7 @@ def known(seconds: float, entries: int, size: int, *, total: int = 100, scanned:
 
 
 def test_a_plain_line_comes_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.shown("plain", by_entries=False) as tell:
+    with progress.shown("plain") as tell:
         for second in range(1, 36):
             tell(known(float(second), second, second * 10 << 20))
     lines = capsys.readouterr().err.splitlines()
@@ -281,17 +281,25 @@ def test_a_plain_line_comes_every_ten_seconds(capsys: pytest.CaptureFixture[str]
 
 
 def test_no_time_left_is_given_before_it_can_be_known() -> None:
-    pace = progress.Pace(by_entries=False)
+    pace = progress.Pace()
     pace.add(known(1.0, 10, 10 << 20, scanned=False))
     pace.add(known(2.0, 20, 20 << 20, scanned=False))
     assert pace.left_s() is None
 
 
-def test_bytes_that_need_no_copying_do_not_prolong_the_time_left() -> None:
-    pace = progress.Pace(by_entries=True)
-    pace.add(known(1.0, 10, 0))
-    pace.add(known(2.0, 60, 0))
-    assert pace.left_s() == pytest.approx(0.8)
+def test_the_time_left_is_that_of_the_bytes_that_are_left_though_most_entries_were_there() -> None:
+    pace = progress.Pace()
+    pace.add(known(1.0, 98, 0))
+    pace.add(known(2.0, 98, 100 << 20))
+    assert pace.left_s() == pytest.approx(9, rel=0.01)
+
+
+def test_what_counts_no_longer_is_no_rate_below_zero() -> None:
+    pace = progress.Pace()
+    pace.add(known(1.0, 1, 100 << 20))
+    pace.add(known(2.0, 1, 10 << 20))
+    assert pace.rate() == 0
+    assert pace.left_s() is None
 
 
 # --- failures ---------------------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ def test_the_nodes_are_those_of_the_instance_of_this_job_alone() -> None:
 
 
 def test_rates_are_shown_for_each_node(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.shown("json", by_entries=False) as show:
+    with progress.shown("json") as show:
         for second in range(1, 4):
             nodes = {"a": second * 10, "b": second * 30}
             show(Progress(True, second, 9, second * 40, 400, 0, float(second), 0.0, nodes))
