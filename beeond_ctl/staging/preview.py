@@ -122,17 +122,17 @@ def look(
     if "delete" in job.flags and job.alone:
         dead = {*dead, *_dead_flushes(job)}
     _Look(found, job, tree, target, known, hidden, dead, time.monotonic() + within_s).walk(rename)
-    if (found.copy or found.delete) and not _is_opened_up(target):
+    if (found.copy or found.delete) and not _is_opened_up(destination):
         found.unwritable = why_not(os.fsencode(destination))
     return found
 
 
-def _is_opened_up(target: Tree | None) -> bool:
-    """Whether the destination is closed, and our own, so that it is opened up while it is copied to."""
-    if target is None:
+def _is_opened_up(destination: str) -> bool:
+    """Whether `destination` is there and our own, so that it is opened up if it is closed."""
+    try:
+        return _is_ours(destination) and not os.statvfs(destination).f_flag & os.ST_RDONLY
+    except OSError:
         return False
-    fd = target.root.fd
-    return os.fstat(fd).st_uid == os.geteuid() and not os.statvfs(fd).f_flag & os.ST_RDONLY
 
 
 def _dead_flushes(job: Job) -> list[str]:
