@@ -1292,9 +1292,8 @@ class Copier:
     def _finish_one(source: int, target: Dir, path: str, result: _Result) -> None:
         info = os.fstat(source)
         try:
-            notes = copy_metadata(
-                source, target.fd, info, None, inherits_acl=target.default_acl, is_new=target.made
-            )
+            strip = not target.made and os.geteuid() in (0, os.fstat(target.fd).st_uid)
+            notes = copy_metadata(source, target.fd, info, None, inherits_acl=target.default_acl, strip=strip)
         except PermissionError:
             if target.made or os.fstat(target.fd).st_uid == os.geteuid():
                 raise

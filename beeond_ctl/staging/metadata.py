@@ -76,12 +76,12 @@ def copy_metadata(
     gid: int | None,
     *,
     inherits_acl: bool,
-    is_new: bool = True,
+    strip: bool = False,
 ) -> list[str]:
     """Give `target` what `source`, whose status is `info`, has; returns notes of what could not be kept.
 
     `gid` is the group that `target` has now (None: unknown), `inherits_acl` tells whether it may have got an
-    ACL from its directory. One that is not new (`is_new`) loses attributes that `source` has not. Raises OSError.
+    ACL from its directory, `strip` has it lose attributes that `source` has not. Raises OSError.
     """
     notes: list[str] = []
     mode = stat.S_IMODE(info.st_mode)
@@ -99,7 +99,7 @@ def copy_metadata(
     if inherits_acl:
         for name in (_ACCESS, _DEFAULT):
             _drop(target, name)
-    for name in () if is_new else extended(target):
+    for name in extended(target) if strip else ():
         if name not in names:
             _drop(target, name)
     if names:

@@ -397,10 +397,12 @@ def test_what_is_noted_of_a_directory_is_noted_once(area: Path) -> None:
     subprocess.run(["chown", "-R", f"{USER.uid}:{USER.gid}", area / "source", area / "target"], check=True)
     os.chown(area / "target/theirs", 0, 0)
     (area / "target/theirs").chmod(0o777)
+    os.setxattr(area / "target/theirs", "user.theirs", b"1")  # who may write there could remove it
     (area / "journal").mkdir(mode=0o700)
     summary = stage(deleting(area / "source", area / "target"), area, user=USER)
     assert summary.proved, summary.problems()
     assert summary.notes["foreign"].count == 1
+    assert os.listxattr(area / "target/theirs") == ["user.theirs"]
 
 
 def test_a_directory_has_its_metadata_again_when_something_was_deleted_in_it(area: Path) -> None:
