@@ -59,7 +59,7 @@ def flush(
     A relative PATH begins at $BEEOND, wherever it is typed. The place follows from --beeond-stage-out of the job, or
     is DST. It is copied in the background by all nodes of the job; --wait waits. Stage-out then leaves out what was
     flushed and has not changed since. A flush that is not done when the job ends is stopped, and stage-out does the
-    rest.
+    rest, unless none copies PATH to DST.
 
     \b
     Example:
@@ -487,6 +487,7 @@ def _wait(mount: str, *, quiet: bool, as_json: bool) -> int:
             code = 1
         if status["state"] != "proved" or not quiet:
             _tell(line(status), {"event": "end", **status}, as_json)
+    _mount()  # or it has died meanwhile, and nothing could be read
     return code
 
 

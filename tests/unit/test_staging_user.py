@@ -19,7 +19,7 @@ import pytest
 from beeond_ctl import estimate, flushes, step
 from beeond_ctl.cli import flush, progress, stage
 from beeond_ctl.cli import preview as foreseen
-from beeond_ctl.errors import UsageError
+from beeond_ctl.errors import UsageError, UserError
 from beeond_ctl.staging import local, preview, quiet, spawn, spread, tell
 from beeond_ctl.staging.begin import Begun
 from beeond_ctl.staging.coordinator import Coordinator
@@ -743,6 +743,14 @@ def typed(area: Path, *words: str) -> subprocess.Popen[bytes]:
 def see_it_wait(area: Path, child: subprocess.Popen[bytes]) -> None:
     wait_for(lambda: child.poll() is not None or "waits for the flush of" in (area / "said").read_text(), 20)
     assert child.poll() is None
+
+
+def test_waiting_for_the_flushes_of_a_file_system_that_died_meanwhile_is_no_success(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEEOND", str(area / "dead"))
+    with pytest.raises(UserError, match="none that is there"):
+        flush._wait(str(area / "dead"), quiet=True, as_json=False)
 
 
 @pytest.fixture
