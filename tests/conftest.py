@@ -41,6 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     item.add_marker(pytest.mark.skip(reason=f"needs {program}; run `make deps`"))
 
 
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Commands that are run within this process may change it for good, and what later tests make with it."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A three-node cluster with the product installed, shared by all tests of the session."""
