@@ -112,7 +112,13 @@ def test_mpi_processes_share_one_file_and_have_one_each(cluster: Cluster) -> Non
     cluster.run(
         "login", ["sh", "-c", "cat > mpi-files.c"], user="alice", input=(EXAMPLES / "mpi-files.c").read_text()
     )
-    job, output = run(cluster, "mpi.sh")
+    try:
+        job, output = run(cluster, "mpi.sh")
+    except AssertionError as error:  # Open MPI 4.1 itself may crash as it starts, once in a long while
+        if "Signal: Segmentation fault" not in str(error) or "processes, " in str(error):
+            raise
+        cluster.wait_idle()
+        job, output = run(cluster, "mpi.sh")
     assert re.search(r"^6 processes, 24 MiB: .* all read back and equal$", output, re.MULTILINE)
     own = [f"rank-{rank}" for rank in range(6)]
     assert as_alice(cluster, f"ls mpi-{job}").split() == [*own, "shared"]
