@@ -16,11 +16,11 @@ def test_what_hangs_is_given_up_as_soon_as_a_check_says_why() -> None:
 
     began = time.monotonic()
     with pytest.raises(NodeError, match="its server died"):
-        tried(lambda: time.sleep(60), within_s=60, check=check)
-    assert time.monotonic() - began < 30
+        tried(lambda: time.sleep(60), within_s=5, check=check)
+    assert time.monotonic() - began < 3
 
 
-def test_work_that_is_done_is_not_waited_for_any_longer() -> None:
+def test_work_that_is_done_is_not_waited_for_until_the_next_check() -> None:
     began = time.monotonic()
-    assert tried(lambda: None, within_s=60) == ""
-    assert time.monotonic() - began < 30
+    assert tried(lambda: None, within_s=5) == ""
+    assert time.monotonic() - began < 1
