@@ -40,7 +40,7 @@ def header_of(job: Job) -> dict[str, Any]:
     }
 
 
-def _header_in(text: bytes) -> dict[str, Any]:
+def header_in(text: bytes) -> dict[str, Any]:
     """The header that a record is. Raises ValueError, ProtocolError."""
     header = wire.loads(text)
     if not (isinstance(header, dict) and wire.is_token(header.get("token"))):
@@ -110,7 +110,7 @@ class Begun:
     def _take(self, kind: str, text: bytes) -> dict[str, Any] | None:
         """Keep what a record says; return a header. Raises ValueError and ProtocolError, and has kept nothing then."""
         if kind == "header":
-            return _header_in(text)
+            return header_in(text)
         if kind == "run":
             self.run += 1
             self.unclean = True  # until it turns out that the run has ended in order

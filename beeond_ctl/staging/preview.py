@@ -145,17 +145,18 @@ def _dead_flushes(job: Job) -> list[str]:
 
 def tokens_of(journals: Path) -> set[str]:
     """The tokens of the transfers whose journals are in the directory `journals`, if there is one."""
+    from beeond_ctl.staging.begin import header_in
     from beeond_ctl.staging.journal import records
 
     found: set[str] = set()
     for path in journals.glob("*.journal"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, wire.ProtocolError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                headers = [wire.loads(text) for kind, text in records(fd) if kind == "header"]
+                headers = [header_in(text) for kind, text in records(fd) if kind == "header"]
             finally:
                 os.close(fd)
-            found.update(str(header["token"]) for header in headers[-1:])  # the last one counts
+            found.update(header["token"] for header in headers[-1:])  # the last one counts
     return found
 
 

@@ -474,6 +474,15 @@ def test_temporary_names_of_a_killed_flush_keep_no_directory(area: Path) -> None
     assert names(area / "target") == {"f"}
 
 
+@pytest.mark.parametrize("text", ['{"version":', "[]", '{"token":"../../ab"}'])
+def test_a_header_that_nobody_has_written_tells_no_token(tmp_path: Path, text: str) -> None:
+    journal = Journal(tmp_path / "1.journal")
+    journal.restart()
+    journal.append(("header", text))
+    journal.close()
+    assert preview.tokens_of(tmp_path) == set()
+
+
 def test_what_a_killed_transfer_left_in_what_goes_is_shown_when_it_is_typed_again(area: Path) -> None:
     fill(area / "source", "f")
     fill(area / "target", "gone/.beeond-ctl.0a1b2c3d.1.x", "gone/.beeond-ctl.99999999.1.x")
