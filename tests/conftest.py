@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from tests.testbed import Cluster
 
 pytest.register_assert_rewrite("tests.integration.job_faults")
+
+# How long an example takes to be made or to pass says how busy the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN

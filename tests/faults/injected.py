@@ -16,6 +16,7 @@ import pytest
 
 from beeond_ctl.staging import spawn
 from tests.faults import trees
+from tests.testbed.host import wait_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,37 +47,42 @@ def children_with(**variables: str) -> Iterator[None]:
 def children_after(program: subprocess.Popen[bytes], delay_s: float) -> list[int]:
     """Its children's process ids after some moments; a random time is the point here, not a condition."""
     time.sleep(delay_s)
-    try:
-        text = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text()
-        for task in Path(f"/proc/{program.pid}/task").iterdir():
-            text += " " + (task / "children").read_text()
-    except OSError:
-        return []
-    return [int(pid) for pid in set(text.split())]
+    return _children(program.pid)
 
 
 def frozen_child() -> int:
     """The process id of a child of ours that a fault has stopped."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        for task in Path("/proc/self/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                    return int(pid)
-        time.sleep(0.01)
-    raise AssertionError("no child has come to the fault")
+
+    def probe() -> tuple[bool, int]:
+        pid = next((pid for pid in _children(os.getpid()) if _state(pid) == "T"), 0)
+        return pid > 0, pid
+
+    return wait_until("a child that comes to the fault", probe, 20, 0.01)
 
 
 def await_end(pids: list[int]) -> None:
     """Wait until orphaned children have seen that their parent is gone."""
-    deadline = time.monotonic() + 20
-    while any(_runs(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a copier outlives its parent"
-        time.sleep(0.01)
+
+    def probe() -> tuple[bool, list[int]]:
+        left = [pid for pid in pids if _state(pid) not in ("Z", "")]
+        return not left, left
+
+    wait_until("copiers that outlive their parent", probe, 20, 0.01)
 
 
-def _runs(pid: int) -> bool:
+def _children(pid: int) -> list[int]:
+    """The children of all threads of `pid`; threads may end meanwhile, and so may the process."""
+    found = set[str]()
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found.update((task / "children").read_text().split())
+    return [int(child) for child in found]
+
+
+def _state(pid: int) -> str:
+    """Its state as a letter; "" when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""

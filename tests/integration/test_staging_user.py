@@ -140,9 +140,13 @@ def test_ctrl_c_stops_all_nodes_and_the_printed_command_goes_on(site: Cluster) -
         set -m; cd /global/alice/user
         make "$BEEOND/one"; slow "$BEEOND/two"
         beeond-ctl stage out --json --workers 1 . copy >events.json 2>errors &
-        until grep -Eq '"n[23]": ."bytes": [1-9]' events.json; do kill -0 %1 || exit 1; sleep 0.05; done
+        until grep -Eqs '"n[23]": ."bytes": [1-9]' events.json; do kill -0 %1 || exit 1; sleep 0.05; done
         kill -INT %1; wait %1; echo status $?
-        srun -N3 -n3 --ntasks-per-node=1 sh -c 'ps -eo args | grep "[b]eeond_ctl.staging" | wc -l'
+        srun -N3 -n3 --ntasks-per-node=1 sh -c '
+            for i in $(seq 100); do
+                left=$(ps -eo args | grep -c "[b]eeond_ctl.staging"); [ $left = 0 ] && break; sleep 0.1
+            done
+            echo $left'
         command=$(tail -1 events.json | sed 's/.*"resume": "\\([^"]*\\)".*/\\1/')
         echo "$command"
         eval "$command --json" | tail -1
