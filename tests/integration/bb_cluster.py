@@ -137,8 +137,8 @@ def listing(bb: Cluster, path: str) -> list[str]:
 
 
 def until_in_shell(path: str) -> str:
-    """Lines of a job's script that wait for a file, and remove it."""
-    return f"for i in $(seq 600); do [ -e {path} ] && break; sleep 0.1; done; rm -f {path}"
+    """Lines of a job's script that wait for a file, and remove it. Where a test fails, the job is cancelled."""
+    return f"until [ -e {path} ]; do sleep 0.1; done; rm -f {path}"
 
 
 def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> Any:

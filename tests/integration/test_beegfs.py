@@ -440,8 +440,8 @@ def test_a_port_that_was_taken_meanwhile_fails_the_job_and_drains_no_node(site: 
     replace(
         site, "n2", "beegfs-storage",
         'conf=${1#cfgFile=}; shift=$(sed -n "s/^connPortShift = //p" "$conf")\n'
-        "python3 -c \"import socket,time; s=socket.create_server(('', 8003+$shift)); time.sleep(3)\" &\n"
-        'sleep 0.3; exec "$real" "$@"',
+        "python3 -c \"import socket,time; s=socket.create_server(('', 8003+$shift)); time.sleep(600)\" &\n"
+        'until ss -Hltn | grep -q ":$((8003+shift)) "; do sleep 0.05; done; exec "$real" "$@"',
     )  # fmt: skip
     job = site.submit("alice", "#!/bin/sh\ntouch /global/alice/ran\n", "-N3", "--beeond=meta=all")
     assert site.wait_job(job)["JobState"] == "FAILED"

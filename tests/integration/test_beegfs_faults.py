@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -172,8 +174,13 @@ def in_background(cluster: Cluster, node: str, script: str) -> None:
 
 
 def hangs(cluster: Cluster, node: str, path: str) -> bool:
-    """Whether who opens the directory waits, since the client has found a server silent."""
-    return cluster.run(node, ["timeout", "--signal=KILL", "1", "ls", path], check=False).returncode != 0
+    """Whether who opens the directory waits: the client has found a server silent, and has the kernel ask it before."""
+    (client,) = cluster.processes(node, rf"{CLIENT} \S+ {path} ")
+    opened = set()
+    for file in Path(f"/proc/{client.pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            opened.add(os.readlink(file))
+    return "anon_inode:[fanotify]" in opened
 
 
 def end_clients(cluster: Cluster) -> None:

@@ -423,8 +423,8 @@ def test_capacity_is_scheduled_and_given_back(bb: Cluster) -> None:
     waits = bb.submit("alice", wants.format("7GiB") + "true\n", "-N3", "-t1")
     fits = bb.submit("alice", wants.format("3GiB") + "true\n", "-N1", "-t1")
     assert bb.wait_job(fits)["JobState"] == "COMPLETED"
+    wait_for("the reason", lambda: "BurstBuffer" in bb.job(waits)["Reason"])
     assert bb.job(waits)["JobState"] == "PENDING"
-    assert "BurstBuffer" in bb.job(waits)["Reason"]
     bb.run("login", ["scancel", str(large)], user="alice")
     assert bb.wait_job(waits)["JobState"] == "COMPLETED"
     see_that_nothing_is_left(bb)

@@ -133,7 +133,7 @@ def test_mpi_processes_share_one_file_and_have_one_each(cluster: Cluster) -> Non
 def test_components_of_a_heterogeneous_job_share_the_file_system_of_one(cluster: Cluster) -> None:
     job = cluster.submit("alice", (EXAMPLES / "heterogeneous.sh").read_text())
     wait_until("both components to end", lambda: over(cluster, job), 90)
-    output = own_words(cluster.read("login", f"/global/alice/heterogeneous-{job}.out"))
+    output = own_words(cluster.output(f"/global/alice/heterogeneous-{job}.out"))
     assert output == f"n3 has /mnt/beeond/{job} of n[1-2]\n"
     sums = as_alice(cluster, f"cat het-{job}/sum-* het-{job}/total; rm -r het-{job}").split()
     assert list(map(int, sums)) == [sum(range(2, 1001, 2)), sum(range(1, 1001, 2)), sum(range(1001))]
@@ -176,9 +176,7 @@ def test_array_keeps_its_jobs_apart(cluster: Cluster) -> None:
     )
     array = cluster.submit("alice", (EXAMPLES / "array.sh").read_text())
     wait_until("the array to end", lambda: over(cluster, array), 90)
-    outputs = [
-        own_words(cluster.read("login", f"/global/alice/array-{array}_{task}.out")) for task in (1, 2, 3)
-    ]
+    outputs = [own_words(cluster.output(f"/global/alice/array-{array}_{task}.out")) for task in (1, 2, 3)]
     assert as_alice(cluster, "ls sweep-results").split() == [f"{array}_{task}" for task in (1, 2, 3)]
     assert outputs == [f"task {task}: {2 * task} lines counted on n[1-2]\n" for task in (1, 2, 3)]
     totals = as_alice(cluster, "cat sweep-results/*/total").split()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.job_faults import NODES, PAUSED, hooked, paused, says, settled
-from tests.integration.on_cluster import exists
+from tests.integration.on_cluster import exists, given_up
 from tests.integration.site_config import CONFIG
 from tests.integration.test_main_job import ready  # noqa: F401 - before and after each test
 from tests.waiting import wait_for
@@ -42,13 +42,6 @@ def drained(cluster: Cluster) -> dict[str, str]:
     return {node: state.reason for node, state in states.items() if "DRAIN" in state.flags}
 
 
-def failure(cluster: Cluster, job: int, node: str) -> str:
-    """What the job is told on a node, once it is."""
-    path = f"/run/beeond-ctl/jobs/{job}/failure"
-    wait_for(partial(exists, cluster, path, node), 90)
-    return cluster.read(node, path)
-
-
 @contextmanager
 def another_secret(cluster: Cluster, node: str) -> Iterator[None]:
     """A node that has missed a rotation."""
@@ -67,7 +60,7 @@ def test_a_leader_that_nobody_can_reach_drains_itself_and_nobody_else(cluster: C
         job = cluster.submit("alice", SCRIPT, "-N3", GLUSTER)
         wait_for(partial(says, cluster, "n1", "none of the other nodes has ever reached n1"), 60)
         for node in ("n2", "n3"):
-            assert "leader n1 was not reached" in failure(cluster, job, node)
+            assert "leader n1 was not reached" in given_up(cluster, job, node)
         ended(cluster, job)
     assert list(drained(cluster)) == ["n1"]
     assert not exists(cluster, "/global/alice/ran")
@@ -80,7 +73,7 @@ def test_of_most_nodes_that_do_not_come_in_time_none_is_drained(cluster: Cluster
     before = cluster.snapshots()
     with paused(cluster, "n2", "prolog", "preparing"), paused(cluster, "n3", "prolog", "preparing"):
         job = cluster.submit("alice", SCRIPT, "-N3", GLUSTER)
-        told = failure(cluster, job, "n1")
+        told = given_up(cluster, job, "n1")
         assert "n[2-3] did not come to 'prepared'" in told
         assert "these are most of the job's nodes, so none is drained on another's word" in told
         for node in ("n2", "n3"):
@@ -127,7 +120,7 @@ def test_slurmctld_that_stays_silent_fails_the_job_and_drains_no_node(cluster: C
         try:
             cluster.run("n1", ["rm", PAUSED])
             for node in NODES:
-                assert "n1: Slurm does not answer (scontrol" in failure(cluster, job, node)
+                assert "n1: Slurm does not answer (scontrol" in given_up(cluster, job, node)
         finally:
             cluster.thaw("ctl", "slurmctld")
     ended(cluster, job)
@@ -170,7 +163,7 @@ def test_a_server_whose_port_a_user_has_taken_fails_the_job_and_drains_no_node(c
         with taken_by_bob(cluster, "n2", range(block, block + 15)):
             cluster.run("n2", ["rm", PAUSED])
             for node in NODES:
-                told = failure(cluster, job, node)
+                told = given_up(cluster, job, node)
                 assert "n2: ports of this job were taken after it had claimed them (bob has port" in told
                 assert "glusterfs brick-0 ended" in told
     ended(cluster, job)
@@ -189,7 +182,7 @@ def test_a_user_who_is_in_the_way_of_the_probe_fails_the_job_and_drains_no_node(
         mark = f"/mnt/beeond/{job}/.beeond-probe-n2"
         wait_for(lambda: cluster.run("n3", ["mkdir", mark], user="alice", check=False).returncode == 0, 30)
         cluster.run("n2", ["rm", PAUSED])
-        told = {node: failure(cluster, job, node) for node in NODES}
+        told = {node: given_up(cluster, job, node) for node in NODES}
         # Who comes when all is over hears only that it is.
         assert "a process of the job's user may have done that" in told["n2"], told
     ended(cluster, job)

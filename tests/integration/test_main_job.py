@@ -109,12 +109,14 @@ def test_two_users_on_the_same_nodes_neither_collide_nor_see_each_other(cluster:
         #SBATCH -N3 -n3 --ntasks-per-node=1 --oversubscribe
         #SBATCH --beeond --beeond-stage-out=.:/global/{user}/pair
         srun sh -c 'echo {user} > "$BEEOND/$SLURMD_NODENAME"'
-        touch /global/project/here-{user}
-        for i in $(seq 300); do [ -e /global/project/here-{other} ] && break; sleep 0.1; done
+        together() {{ touch /global/project/$1-{user}; until [ -e /global/project/$1-{other} ]; do sleep 0.1; done; }}
+        together here
         ls /mnt/beeond/*/ 2>&1 | grep -c 'Permission denied'
         [ $(ls -d /mnt/beeond/*/ | wc -l) = 2 ] && echo both
+        together seen
         """
-    cluster.run("login", ["rm", "-f", "/global/project/here-alice", "/global/project/here-bob"])
+    forget = ["sh", "-c", "rm -f /global/project/here-* /global/project/seen-*"]
+    cluster.run("login", forget)
     jobs = {
         user: cluster.submit(user, script.format(user=user, other=other))
         for user, other in (("alice", "bob"), ("bob", "alice"))
@@ -126,7 +128,7 @@ def test_two_users_on_the_same_nodes_neither_collide_nor_see_each_other(cluster:
     for user in jobs:
         for node in NODES:
             assert cluster.read("login", f"/global/{user}/pair/{node}") == f"{user}\n"
-    cluster.run("login", ["rm", "-f", "/global/project/here-alice", "/global/project/here-bob"])
+    cluster.run("login", forget)
     cluster.wait_clean(before, timeout_s=10)
 
 

@@ -18,6 +18,7 @@ from beeond_ctl.report import build
 from beeond_ctl.report_html import COLOURS, page
 from tests import eventlogs
 from tests.integration.site_config import CONFIG
+from tests.testbed.host import PATIENCE
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def browse(tmp_path: Path, file: Path, *switches: str) -> subprocess.CompletedPr
         "--v=0", "--no-first-run", "--disable-background-networking", f"--user-data-dir={tmp_path}/profile",
         f"--log-net-log={tmp_path}/net.json", "--window-size=1000,1400", *switches, f"file://{file}",
     ]  # fmt: skip
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60 * PATIENCE, check=True)
 
 
 def made_page(tmp_path: Path, logs: eventlogs.Logs, name: str = "page") -> Path:

@@ -68,7 +68,7 @@ def over(cluster: Cluster, job: int) -> bool:
 
 def output(cluster: Cluster, job: int) -> str:
     wait_for(partial(over, cluster, job), 60)
-    return own_words(cluster.run("login", ["cat", f"/global/alice/shared-{job}.out"]).stdout)
+    return own_words(cluster.output(f"/global/alice/shared-{job}.out"))
 
 
 def reasons(cluster: Cluster) -> str:
@@ -141,6 +141,7 @@ def test_the_data_stays_while_a_guest_may_still_write(cluster: Cluster) -> None:
     job = begun(cluster, WRITE)
     with paused(cluster, "n3", "epilog", "unmounting"):
         finish(cluster)
+        wait_for(partial(exists, cluster, PAUSED, "n3"), 40)
         kept(cluster, job, ("n1",))
         assert f"component 1 (job {job + 1}) is COMPLETING" in reasons(cluster)
         assert not exists(cluster, OUT)

@@ -479,7 +479,7 @@ def test_every_task_of_an_array_asks(cluster: Cluster) -> None:
 def test_each_component_of_a_heterogeneous_job_asks_for_itself(cluster: Cluster) -> None:
     script = f"#!/bin/sh\nsrun --het-group=0 {SHOW}\nsrun --het-group=1 {SHOW}\n"
     jobid = submit_and_wait(cluster, script, "-n1", "-ohet.out", "--beeond=capacity=2TiB", ":", "-n1")
-    output = cluster.run("login", ["cat", "het.out"], user="alice").stdout
+    output = cluster.output("/global/alice/het.out")
     shown = [line.split("|")[:2] for line in output.splitlines()]
     assert shown == [[f"/mnt/beeond/{jobid}", str(jobid)], ["", ""]]
     assert decode(request_text(cluster, jobid)).capacity == 2 * TIB

@@ -200,10 +200,7 @@ def test_a_flush_is_stopped_with_its_job_and_stage_out_goes_on_with_it(site: Clu
         make "$BEEOND/one"; make "$BEEOND/two"
         cd "$BEEOND"; sha256sum */* >sums
         {sys.executable} -I /global/alice/user/held flush --quiet --here --workers 1 .
-        for i in $(seq 600); do
-            grep -Eq '"entries_done": [1-9]' .beeond-flush/*/status.json && break
-            sleep 0.05
-        done
+        until grep -Eqs '"entries_done": [1-9]' .beeond-flush/*/status.json; do sleep 0.05; done
         """,
         ),
     )
@@ -233,8 +230,8 @@ def test_a_shell_of_salloc_passes_the_command_to_the_nodes(site: Cluster) -> Non
     """
     done = site.run("login", ["salloc", "-Q", "-N2", "--beeond", "sh", "-c", script], user="alice")
     told = done.stdout.splitlines()
-    # srun says that it failed, now before, now after.
-    assert any("not below $BEEOND" in line for line in told[:2])
+    # srun says that it failed, now before, now after; and that it had to wait, where it had to.
+    assert any("not below $BEEOND" in line for line in told[:-3])
     assert told[-3].startswith("copied 1, verified 1, skipped 0, failed 0;")
     assert told[-2:] == ["0", "1"]
 
@@ -288,14 +285,14 @@ def test_a_job_hears_by_itself_that_its_time_limit_is_nearer_than_the_end_of_its
     before = site.snapshots()
     wait = f"#!/bin/bash\n{SLOW}\nuntil test -e /global/alice/user/go; do sleep 0.1; done"
     out = "--beeond-stage-out=out:/global/alice/user/%j"
-    job = site.submit("alice", wait, "-N2", "--time=2", out)
-    plain, quick = (site.submit("alice", wait, "-N1", "--time=2", *more) for more in (["--beeond"], [out]))
+    job = site.submit("alice", wait, "-N2", "--time=5", out)
+    plain, quick = (site.submit("alice", wait, "-N1", "--time=5", *more) for more in (["--beeond"], [out]))
     wait_for(lambda: sorted(watched(site)) == [job, quick], 20)
     site.run("ctl", ["scancel", str(quick)])
     site.wait_job(quick, "CANCELLED")
-    assert watched(site) == [job]
+    wait_for(lambda: watched(site) == [job], 20)  # a process that a watch starts is for a moment as it
     step = f"{SLOW}\nuntil grep -q warning /global/alice/user/heard; do sleep 0.1; done"
-    words = ["bash", "-c", '"$@" 2>/global/alice/user/heard', "-", "srun", "-N1", "--time=2", out]
+    words = ["bash", "-c", '"$@" 2>/global/alice/user/heard', "-", "srun", "-N1", "--time=5", out]
     site.run("login", [*words, "bash", "-c", step], user="alice")
     assert "srun: beeond: warning: the stage-out of this job" in site.read(
         "login", "/global/alice/user/heard"

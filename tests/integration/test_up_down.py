@@ -8,10 +8,14 @@ import shlex
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.job_faults import PAUSED
+from tests.integration.on_cluster import exists
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -65,6 +69,39 @@ def at_work(cluster: Cluster, node: str) -> bool:
     return bool(cluster.processes(node, PART))
 
 
+HELD = f"""#!{sys.executable}
+import os, time
+from beeond_ctl import cli
+from beeond_ctl.lifecycle.here import Here
+
+def enter(self, phase, announce=Here.enter):
+    announce(self, phase)
+    if phase == "starting":
+        open("{PAUSED}", "w").close()
+        while os.path.exists("{PAUSED}"):
+            time.sleep(0.02)
+
+Here.enter = enter
+cli.main()
+"""
+"""A part that makes PAUSED when all parts have met, and goes on when that is gone: the others wait for it."""
+
+
+@contextmanager
+def held(cluster: Cluster, node: str) -> Iterator[None]:
+    command = cluster.path(node, "/usr/bin/beeond-ctl")
+    program = command.readlink()
+    command.unlink()
+    command.write_text(HELD)
+    command.chmod(0o755)
+    try:
+        yield
+    finally:
+        cluster.run(node, ["rm", "-f", PAUSED])
+        command.unlink()
+        command.symlink_to(program)
+
+
 def swept(cluster: Cluster, node: str) -> list[tuple[str, str]]:
     done = cluster.run(node, ["beeond-ctl", "sweep", "--json"], check=False)
     return [(item["what"], item["verdict"]) for item in json.loads(done.stdout)]
@@ -105,9 +142,10 @@ def test_a_node_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Clu
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_who_interrupts_up_is_told_what_takes_it_down(cluster: Cluster, launcher: str) -> None:
     words = ("up", "-w", "n[1-3]", "--user", "alice", "--launcher", launcher)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, held(cluster, "n2"):
         interrupted = pool.submit(beeond, cluster, *words, code=130)
-        wait_for(lambda: all(at_work(cluster, node) for node in NODES), 20)
+        wait_for(partial(exists, cluster, PAUSED, "n2"), 20)
+        assert all(at_work(cluster, node) for node in NODES)
         cluster.kill("ctl", "beeond-ctl up -w", signal.SIGINT)
         told = interrupted.result()
     assert told.endswith("beeond-ctl: interrupted\n")
@@ -118,7 +156,9 @@ def test_who_interrupts_up_is_told_what_takes_it_down(cluster: Cluster, launcher
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_what_a_killed_part_of_up_left_is_named_and_swept(cluster: Cluster, launcher: str) -> None:
-    cluster.write_config(HURRIED)
+    cluster.write_config(
+        HURRIED.replace("meet = 5", "meet = 12")
+    )  # so long, there is something to kill on n2
     cluster.freeze("n3", "sshd.*listener")  # for which the others wait
     try:
         with ThreadPoolExecutor() as pool:
@@ -142,9 +182,9 @@ def test_a_node_that_is_lost_meanwhile_is_named_and_not_waited_for(cluster: Clus
     cluster.write_config(HURRIED)
     hurried = "from beeond_ctl import cli, launch; launch._ALIVE_S = 1; cli.main()"
     words = ["-c", hurried, "up", "-w", "n[1-3]", "--user", "alice", "--launcher", launcher]
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, held(cluster, "n3"):
         failed = pool.submit(cluster.run, "ctl", [sys.executable, *words], check=False)
-        wait_for(lambda: at_work(cluster, "n3"), 20)
+        wait_for(partial(exists, cluster, PAUSED, "n3"), 20)
         cluster.freeze("n3", PART)
         cluster.cut("n3")
         try:

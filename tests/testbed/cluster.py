@@ -446,9 +446,13 @@ class Cluster:
         return seen
 
     def job_output(self, jobid: int) -> str:
-        """What the job's script printed so far, without what srun says while it has to wait for a step."""
-        output = self.read("login", self.job(jobid)["StdOut"])
-        return re.sub(r"^srun: (Job \d+ step creation|Step created for) .*\n", "", output, flags=re.MULTILINE)
+        """What the job's script printed so far; see `output`."""
+        return self.output(self.job(jobid)["StdOut"])
+
+    def output(self, path: str) -> str:
+        """What is in an output file on global storage, without what srun says while it has to wait for a step."""
+        waits = r"^srun: (Job \d+ step creation|Step created for) .*\n"
+        return re.sub(waits, "", self.read("login", path), flags=re.MULTILINE)
 
     def run_job(self, user: str, script: str, *sbatch_arguments: str, timeout_s: float = 60) -> str:
         """Submit, wait until COMPLETED, return the output; else raise TestbedError with the output."""
@@ -572,7 +576,8 @@ class Cluster:
     def kill(self, name: str, target: str | int, number: signal.Signals = signal.SIGKILL) -> list[int]:
         """Signal processes of a machine: a pid as that machine numbers it, or a pattern on the command line.
 
-        Returns the pids (the machine's own numbers). Raises TestbedError when there is none.
+        Returns the pids (the machine's own numbers), with SIGKILL only once they have ended: a busy machine takes its
+        time. Raises TestbedError when there is none.
         """
         if isinstance(target, int):
             chosen = [process for process in self.processes(name) if process.inner_pid() == target]
@@ -586,6 +591,9 @@ class Cluster:
                 hit.append(pid)
         if not hit:
             raise TestbedError(f"{name}: no process {target!r}")
+        if number == signal.SIGKILL:
+            for process in chosen:
+                process.kill(f"{target!r} of {name}")
         return hit
 
     def freeze(self, name: str, target: str | int) -> list[int]:

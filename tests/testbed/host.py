@@ -109,6 +109,7 @@ class Process:
 
     def kill(self, what: str, timeout_s: float = 20) -> None:
         """SIGKILL and wait until it has ended; nothing to do when it is gone. Raises WaitError."""
+        timeout_s *= PATIENCE
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -169,7 +170,7 @@ def start_first_process(spec: dict[str, Any], remember: Callable[[Process], None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        ours.settimeout(20)
+        ours.settimeout(20 * PATIENCE)
         with theirs:
             launcher = subprocess.run(
                 [sys.executable, "-I", "-S", str(NS_PY), str(theirs.fileno())],

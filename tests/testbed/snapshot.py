@@ -38,6 +38,9 @@ SAME_PROCESS = (
     (re.compile(r"(sshd: .* \[listener\]).*"), r"\1"),  # counts its connections
     (re.compile(r"(/usr/sbin/slurmd) -b"), r"\1"),  # started after a reboot
 )
+# Processes that go by themselves some time after the job or the login that they were of: one that was just about to
+# when `before` was taken, and has gone, is no change. One that has come and stays is.
+PASSING = re.compile(r"uid \d+: (slurmstepd: |sshd: (?!.*\[listener\]))")
 # File systems of the node that are searched for files; / is searched through what the node changed in it.
 SEARCHED = ("/run", "/tmp", "/dev", "/dev/shm", "/nvme")
 
@@ -61,7 +64,8 @@ class Snapshot:
                 continue
             now, then = Counter(getattr(self, field.name)), Counter(getattr(before, field.name))
             found += [f"{self.node}: + {field.name}: {line}" for line in sorted((now - then).elements())]
-            found += [f"{self.node}: - {field.name}: {line}" for line in sorted((then - now).elements())]
+            gone = [line for line in sorted((then - now).elements()) if not PASSING.match(line)]
+            found += [f"{self.node}: - {field.name}: {line}" for line in gone]
         return found
 
 
