@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,8 @@ from tests.testbed.host import wait_until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    import threading
+    from collections.abc import Callable, Iterator
 
 RUNS = int(os.environ.get("BEEOND_FAULT_RUNS", "30"))
 CALLS = (
@@ -45,8 +47,13 @@ def children_with(**variables: str) -> Iterator[None]:
 
 
 def children_after(program: subprocess.Popen[bytes], delay_s: float) -> list[int]:
-    """Its children's process ids after some moments; a random time is the point here, not a condition."""
+    """Its children's process ids after some moments; a random time is the point here, not a condition.
+
+    It is stopped, and starts no more of them, until it is killed or told to go on.
+    """
     time.sleep(delay_s)
+    program.send_signal(signal.SIGSTOP)
+    wait_until("the program to stop", lambda: (not (left := _running(program.pid)), left), 20, 0.001)
     return _children(program.pid)
 
 
@@ -58,6 +65,17 @@ def frozen_child() -> int:
         return pid > 0, pid
 
     return wait_until("a child that comes to the fault", probe, 20, 0.01)
+
+
+def each_time_a_child_stops(act: Callable[[], object], transfer: threading.Thread) -> None:
+    """Do that whenever a fault has stopped a child of ours, which then goes on, until `transfer` has ended."""
+    while transfer.is_alive():
+        for pid in _children(os.getpid()):
+            if _state(pid) == "T":
+                act()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        transfer.join(0.005)
 
 
 def await_end(pids: list[int]) -> None:
@@ -78,6 +96,15 @@ def _children(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 found.update((task / "children").read_text().split())
     return [int(child) for child in found]
+
+
+def _running(pid: int) -> list[str]:
+    """The threads of `pid` that neither have ended nor are stopped."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [name for name in names if _state(int(name)) not in ("T", "Z", "X", "")]
 
 
 def _state(pid: int) -> str:

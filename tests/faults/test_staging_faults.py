@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -32,6 +33,7 @@ from tests.faults.injected import (
     await_end,
     children_after,
     children_with,
+    each_time_a_child_stops,
     frozen_child,
 )
 from tests.unit import copying
@@ -285,6 +287,22 @@ def test_a_big_file_that_gets_shorter_under_a_copier_is_begun_again(area: Path, 
     assert_same(area)
 
 
+def test_a_file_that_keeps_changing_is_reported_and_not_left_behind(area: Path, injector: Path) -> None:
+    """Whenever something is written of it, or said."""
+    (area / "source").mkdir()
+    path = area / "source/log"
+    path.write_bytes(bytes(5 << 20))
+    times = itertools.count(1)
+    summaries = []
+    transfer = threading.Thread(target=lambda: summaries.append(stage(area)))
+    with children_with(LD_PRELOAD=str(injector), FAULT="write:1:-3", FAULT_STICKY="1"):
+        transfer.start()
+        each_time_a_child_stops(lambda: os.utime(path, ns=(0, next(times))), transfer)
+    [summary] = summaries
+    assert {cause for cause, _ in summary.failures} == {"changed"}
+    assert list((area / "target").iterdir()) == []
+
+
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -319,6 +337,7 @@ def test_killed_at_any_moment_the_transfer_resumes_where_it_was(
     victim = rng.choice([program.pid, *children])
     with contextlib.suppress(ProcessLookupError):  # it was quicker
         os.kill(victim, signal.SIGKILL)
+    program.send_signal(signal.SIGCONT)
     program.wait()
     program.stdout.close()
     await_end(children)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CODE = Path(__file__).with_suffix(".c")
-_COMES_UP_S = 10.0
+_COMES_UP_S = 60.0
 
 
 def missing() -> str:
@@ -32,7 +32,7 @@ def missing() -> str:
 def mounted(area: Path, *, delay_us: int = 0, folds: bool = False) -> Iterator[tuple[Path, Path]]:
     """The directory below and the mount point, both made in `area`, with the delays and foldings of through_fs.c.
 
-    Raises TimeoutError when it is not mounted within 10 s.
+    Raises TimeoutError when it is not mounted within a minute.
     """
     program, below, top = (area / name for name in ("through_fs", "below", "through"))
     flags = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from beeond_ctl.staging.journal import records
 from beeond_ctl.staging.wire import PIECE
 from beeond_ctl.staging.worker import serve
 from tests.faults import trees
+from tests.testbed.host import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -66,7 +68,7 @@ def token_of(area: Path) -> str:
 
 
 def next_work(transfer: Coordinator, node: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while "wait" in (answer := transfer.take(node)):
         assert time.monotonic() < deadline
         transfer.wait(0.05)
@@ -125,6 +127,15 @@ def holey(path: Path) -> None:
             file.seek(index * PIECE)
             file.write(b"piece %d" % index)
         file.truncate(3 * PIECE + 4096)
+
+
+def opened_below(top: Path) -> list[str]:
+    """What this process has open of `top`; threads that still end close files meanwhile."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in found if path.startswith(str(top))]
 
 
 def assert_copied(area: Path, summary: Summary) -> None:

@@ -27,11 +27,21 @@ RECORD = "JobId=7 JobName=it\\n   JobState=RUNNING\\n"
 
 @pytest.fixture
 def here(tmp_path: Path) -> Here:
-    """The only node of a job."""
+    """The only node of a job, which asks for as long as it takes."""
+    return node(tmp_path, meet_s=60)
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Here:
+    """The same, but it soon gives up."""
+    return node(tmp_path, meet_s=1.5)
+
+
+def node(tmp_path: Path, meet_s: float) -> Here:
     for name in ("scontrol", "squeue"):
         program(tmp_path, name, SILENT)
     config = SiteConfig.model_validate({
-        "slurm": {"path": [str(tmp_path)]}, "deadlines": {"meet": 1.5},
+        "slurm": {"path": [str(tmp_path)]}, "deadlines": {"meet": meet_s},
         "paths": {"run": f"{tmp_path}/run", "log": f"{tmp_path}/log"},
     })  # fmt: skip
     job = Job(7, os.getuid(), os.getgid(), "alice")
@@ -53,9 +63,9 @@ def test_slurm_is_asked_until_it_answers(tmp_path: Path, here: Here) -> None:
     assert ask(here)["JobName"] == "it"
 
 
-def test_slurm_that_never_answers_is_nobodys_fault(here: Here) -> None:
+def test_slurm_that_never_answers_is_nobodys_fault(hasty: Here) -> None:
     with pytest.raises(OutsideError, match=r"Slurm does not answer \(scontrol show job 7: Unable to contact"):
-        ask(here)
+        ask(hasty)
 
 
 def test_a_node_without_slurms_commands_is_at_fault_at_once(tmp_path: Path, here: Here) -> None:
@@ -78,14 +88,14 @@ def test_who_is_told_to_end_or_hears_of_another_fault_asks_no_more(here: Here) -
         answered(here, lambda: slurm.job_fields(here.config.slurm.path, 7), check=others)
 
 
-def test_directives_names_and_components_are_all_asked_for_so(here: Here) -> None:
+def test_directives_names_and_components_are_all_asked_for_so(hasty: Here) -> None:
     out = (Transfer("out", "/global/%x"),)
-    named = Here(here.config, replace(here.state, request=encode(Request(stage_out=out))))
+    named = Here(hasty.config, replace(hasty.state, request=encode(Request(stage_out=out))))
     with pytest.raises(OutsideError), team.open_team(named, "prolog", combine={}, handlers={}) as alone:
         bringup._names(named, alone)
     with pytest.raises(OutsideError):
-        bringup._learn(here, None)
+        bringup._learn(hasty, None)
     with pytest.raises(OutsideError):
-        kin._of_host(here, 1)
-    _, problem = kin._with_guests(here, "1")
+        kin._of_host(hasty, 1)
+    _, problem = kin._with_guests(hasty, "1")
     assert isinstance(problem, OutsideError)

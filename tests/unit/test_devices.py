@@ -23,6 +23,7 @@ from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request
 from tests.unit.holding import ending, started
 from tests.unit.root_directory import needs_root, root_directory
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ def test_a_device_in_use_is_not_touched_though_it_carries_nothing(base: Path, di
 def test_a_device_that_is_let_go_of_in_a_moment_is_not_in_use(
     disk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_LOOK_S", 10)
+    monkeypatch.setattr(devices, "_LOOK_S", 60)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD_BRIEFLY, disk], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -136,7 +137,7 @@ def test_a_device_that_is_let_go_of_in_a_moment_is_not_in_use(
     assert holder.stdout.readline() == b"1\n"
     holder.stdin.close()
     assert devices.content(disk) is None
-    assert holder.wait(10) == 0
+    assert holder.wait(60) == 0
 
 
 def test_what_is_no_block_device_is_refused(base: Path) -> None:
@@ -312,7 +313,8 @@ def hold_detached(base: Path, disk: str, uid: int) -> subprocess.Popen[bytes]:
     (point / "file").write_text("x")
     seen.mkdir()
     mounts.bind(str(point), str(seen))
-    child = started(["sh", "-c", f"exec 3<{seen}/file; echo 1; exec sleep 60"], uid)
+    child = started(["sh", "-c", f"exec 3<{seen}/file; echo 1; exec sleep 600"], uid)
+    wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", 10)
     run("umount", "--lazy", seen)
     return child
 
@@ -322,7 +324,7 @@ def test_a_file_that_the_user_still_has_open_holds_up_no_erasure(base: Path, dis
     with ending(child):
         deadline = time.monotonic() + 60
         devices.erase(disk, str(base / "point"), 7, "delete", deadline=deadline, uid=2001)
-        assert child.wait(10) == -15
+        assert child.wait(60) == -15
         assert devices.content(disk) is None
 
 

@@ -48,7 +48,7 @@ def test_two_jobs_that_keep_their_data_at_once_are_both_named(tmp_path: Path) ->
     def fail(job_id: int) -> None:
         try:
             with guard.draining(config, "n1", job_id):
-                both.wait(10)
+                both.wait(60)
                 _fail("data kept")
         except NodeError:
             pass
@@ -57,7 +57,7 @@ def test_two_jobs_that_keep_their_data_at_once_are_both_named(tmp_path: Path) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     text = (tmp_path / "reason").read_text()
     assert text.startswith("broken fan | ")
     assert guard.drain_prefix(7) in text
@@ -124,7 +124,7 @@ def test_a_node_whose_reports_or_metrics_hang_in_the_kernel_is_done_in_time(tmp_
         )  # fmt: skip
         try:
             # Both that it can be reaped and that nothing that it left behind has its pipe open.
-            said, _ = child.communicate(timeout=10)
+            said, _ = child.communicate(timeout=60)
         finally:
             os.close(lock)
         assert (child.returncode, said) == (0, b"")
@@ -137,10 +137,10 @@ def test_what_is_done_aside_has_nothing_open_and_says_what_went_wrong(tmp_path: 
     os.set_inheritable(lock, True)
     try:
         # Its answer's pipe and the listing itself.
-        assert tried(lambda: _fail(f"{len(os.listdir('/proc/self/fd'))} open"), within_s=5) == "5 open"
+        assert tried(lambda: _fail(f"{len(os.listdir('/proc/self/fd'))} open"), within_s=60) == "5 open"
     finally:
         os.close(lock)
-    assert tried(lambda: None, within_s=5) == ""
+    assert tried(lambda: None, within_s=60) == ""
 
 
 def _fail(text: str) -> None:

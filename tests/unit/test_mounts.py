@@ -100,9 +100,15 @@ HOLD = {
 }
 
 
+@pytest.fixture(autouse=True)
+def who_is_told_to_end_is_given_time_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may be a while before it runs."""
+    monkeypatch.setattr(mounts, "_TERM_S", 30.0)
+
+
 def hold(point: str, how: str, *, uid: int = USER, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     Path(point, "file").write_text("x")
-    script = HOLD[how] + "\nimport time\nprint(1, flush=True)\ntime.sleep(60)"
+    script = HOLD[how] + "\nimport time\nprint(1, flush=True)\ntime.sleep(600)"
     return started([*within, sys.executable, "-c", script, point], uid)
 
 
@@ -111,11 +117,11 @@ def test_who_holds_a_mount_is_named_and_ended_and_nobody_else(base: Path, mounte
     holder, neighbour = hold(mounted, how), hold(str(base), how)
     with ending(holder, neighbour):
         assert [f"(pid {holder.pid}, uid {USER})" in name for name in mounts.holders(mounted)] == [True]
-        ended = mounts.unmount(mounted, deadline_s=10, uid=USER)
+        ended = mounts.unmount(mounted, deadline_s=60, uid=USER)
         assert len(ended) == 1
         assert f"(pid {holder.pid}, uid {USER})" in ended[0]
         assert mounts.mount_at(mounted) is None
-        assert holder.wait(10) == -15
+        assert holder.wait(60) == -15
         assert neighbour.poll() is None
 
 
@@ -129,7 +135,7 @@ import socket, sys, time
 _, kept, _, _ = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)
 assert kept
 print(1, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -148,9 +154,9 @@ def test_who_was_handed_a_descriptor_is_named_and_lives(
     daemon, holder = started(take, 0, theirs.fileno()), hold(mounted, "file")
     with ours, theirs, ending(daemon, holder):
         with pytest.raises(NodeError, match=rf"held by .*\(pid {daemon.pid}, .*\), not the job's") as caught:
-            mounts.unmount(mounted, deadline_s=10, uid=USER)
+            mounts.unmount(mounted, deadline_s=60, uid=USER)
         assert f"(pid {holder.pid}, uid {USER}); held by" in str(caught.value)
-        assert holder.wait(10) == -15
+        assert holder.wait(60) == -15
         assert daemon.poll() is None
         assert mounts.mount_at(mounted) is None
 
@@ -173,15 +179,15 @@ def test_where_the_job_is_roots_nobody_loses_a_process(mounted: str) -> None:
     holders = [hold(mounted, "file", uid=uid) for uid in (0, USER)]
     with ending(*holders):
         with pytest.raises(NodeError, match="not the job's") as caught:
-            mounts.unmount(mounted, deadline_s=10, uid=0)
+            mounts.unmount(mounted, deadline_s=60, uid=0)
         assert all(f"pid {holder.pid}, " in str(caught.value) for holder in holders)
         assert [holder.poll() for holder in holders] == [None, None]
 
 
 def test_of_very_many_holders_only_some_are_named(mounted: str) -> None:
-    many = [subprocess.Popen(["sleep", "60"], cwd=mounted) for _ in range(20)]
+    many = [subprocess.Popen(["sleep", "600"], cwd=mounted) for _ in range(20)]
     with ending(*many), pytest.raises(NodeError, match="and 12 more, not the job's") as caught:
-        mounts.unmount(mounted, deadline_s=10, uid=USER)
+        mounts.unmount(mounted, deadline_s=60, uid=USER)
     assert len(str(caught.value)) < 500
 
 
@@ -194,7 +200,7 @@ os.setgid(5)
 os.setuid(5)
 held = open(sys.argv[1] + "/file")
 print(1, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -217,8 +223,8 @@ def test_a_process_in_a_container_of_the_users_is_the_users_whatever_its_number(
         holder.stdin.flush()
         assert holder.stdout.readline() == b"1\n"
         assert os.stat(f"/proc/{holder.pid}/task").st_uid == 100005
-        assert f"(pid {holder.pid}, " in mounts.unmount(mounted, deadline_s=10, uid=USER)[0]
-        assert holder.wait(10) == -15
+        assert f"(pid {holder.pid}, " in mounts.unmount(mounted, deadline_s=60, uid=USER)[0]
+        assert holder.wait(60) == -15
 
 
 def test_a_strangers_file_of_any_name_hides_no_holder(base: Path, mounted: str) -> None:
@@ -229,15 +235,16 @@ def test_a_strangers_file_of_any_name_hides_no_holder(base: Path, mounted: str) 
         assert [f"(pid {holder.pid}, uid {USER})" in name for name in mounts.holders(mounted)] == [True]
 
 
-def test_a_holder_that_ignores_sigterm_is_killed(mounted: str) -> None:
+def test_a_holder_that_ignores_sigterm_is_killed(mounted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "_TERM_S", 0.5)
     child = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo 1; while :; do read x; done"], cwd=mounted, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, user=USER,
     )  # fmt: skip
     assert child.stdout
     child.stdout.readline()
-    assert f"(pid {child.pid}, uid {USER})" in mounts.unmount(mounted, deadline_s=10, uid=USER)[0]
-    assert child.wait(10) == -9
+    assert f"(pid {child.pid}, uid {USER})" in mounts.unmount(mounted, deadline_s=60, uid=USER)[0]
+    assert child.wait(60) == -9
 
 
 @pytest.mark.parametrize("propagation", ["slave", "private"])  # private: unmounting here succeeds at once
@@ -245,9 +252,9 @@ def test_a_holder_in_another_mount_namespace_is_ended(mounted: str, propagation:
     child = hold(mounted, "cwd", within=("unshare", "-Urm", "--propagation", propagation))
     with ending(child):
         assert len(mounts.holders(mounted)) == 1
-        assert f"(pid {child.pid}, uid {USER})" in mounts.unmount(mounted, deadline_s=10, uid=USER)[0]
+        assert f"(pid {child.pid}, uid {USER})" in mounts.unmount(mounted, deadline_s=60, uid=USER)[0]
         assert mounts.mount_at(mounted) is None
-        assert child.wait(10) == -15
+        assert child.wait(60) == -15
 
 
 def test_what_is_mounted_at_a_second_place_is_not_held_by_who_uses_it_there(base: Path, mounted: str) -> None:
@@ -258,7 +265,7 @@ def test_what_is_mounted_at_a_second_place_is_not_held_by_who_uses_it_there(base
         hold(f"{base}/second", "file", within=("unshare", "-Urm", "--propagation", "private")),
     ]
     with ending(*neighbours):
-        assert mounts.unmount(mounted, deadline_s=10, uid=USER) == []
+        assert mounts.unmount(mounted, deadline_s=60, uid=USER) == []
         assert [neighbour.poll() for neighbour in neighbours] == [None, None]
 
 
@@ -324,8 +331,8 @@ def test_a_mount_that_cannot_be_undone_is_detached_and_told(mounted: str) -> Non
     try:
         began = time.monotonic()
         with pytest.raises(NodeError, match=r"could not be unmounted .*busy.*was detached"):
-            mounts.unmount(mounted, deadline_s=10)
-        assert time.monotonic() - began < 10
+            mounts.unmount(mounted, deadline_s=60)
+        assert time.monotonic() - began < 60
         assert mounts.mount_at(mounted) is None
     finally:
         os.close(directory)
@@ -334,7 +341,7 @@ def test_a_mount_that_cannot_be_undone_is_detached_and_told(mounted: str) -> Non
 MOUNT_AGAIN = """
 import ctypes, sys, time
 libc = ctypes.CDLL(None)
-for number in range(10000):
+for number in range(10**6):
     done = libc.mount(b"again", sys.argv[1].encode(), b"tmpfs", 0, b"")
     if number == 0:
         assert done == 0
@@ -358,7 +365,7 @@ def giving_up() -> Iterator[None]:
     began = time.monotonic()
     with pytest.raises(NodeError, match=r"/point/sub could not be unmounted \(out of time"):
         yield
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 60
 
 
 def test_who_mounts_again_and_again_does_not_keep_us(mounted: str) -> None:

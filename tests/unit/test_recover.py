@@ -126,7 +126,7 @@ def test_all_nodes_of_a_recovery_work_at_once_over_ssh_since_they_wait_for_each_
 
     def ssh(node: str, command: str, *_: object) -> Answer:
         if "--here" in command:
-            met.wait(5)
+            met.wait(60)
         return Answer(node, 0, "no")
 
     monkeypatch.setattr(launch, "_ssh", ssh)

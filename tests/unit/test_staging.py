@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,10 +26,22 @@ from beeond_ctl.staging.wire import MOST_PIECES, PIECE
 from beeond_ctl.staging.worker import Copier
 from tests.faults import trees
 from tests.unit import copying
-from tests.unit.copying import assert_copied, by_both, coordinator, finish, holey, kill, next_work, token_of
+from tests.unit.copying import (
+    assert_copied,
+    by_both,
+    coordinator,
+    finish,
+    holey,
+    kill,
+    next_work,
+    opened_below,
+    token_of,
+)
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from beeond_ctl.staging.transfer import Summary
 
 IS_ROOT = os.geteuid() == 0
@@ -529,29 +540,6 @@ def test_a_small_file_that_changes_meanwhile_is_copied_whole_or_reported(area: P
     assert all(path.read_bytes() in contents for path in copied)
 
 
-def test_a_file_that_keeps_changing_is_reported_and_not_left_behind(area: Path) -> None:
-    (area / "source").mkdir()
-    path = area / "source" / "log"
-    path.write_bytes(bytes(30 << 20))
-    stop = threading.Event()
-
-    def change() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            os.utime(path, ns=(number, number))
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        summary = stage(area / "source", area / "target", area=area)
-    finally:
-        stop.set()
-        thread.join()
-    assert only_cause(summary) == "changed"
-    assert list((area / "target").iterdir()) == []
-
-
 @by_both
 def test_directories_without_write_permission_are_filled_and_filled_again(area: Path) -> None:
     inner = area / "source" / "a" / "b"
@@ -619,7 +607,7 @@ def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> No
         assert again.proved
         assert (again.copied, again.skipped) == (2, summary.copied + summary.skipped)
     finally:
-        subprocess.run(["umount", area / "target"], check=True)
+        subprocess.run(["umount", "-l", area / "target"], check=True)
 
 
 @by_both
@@ -646,7 +634,7 @@ def test_what_found_no_room_beside_others_is_tried_again_alone(area: Path, size:
         assert summary.failures["no-space", "destination"].count == 1
         assert trees.leftovers(bytes(area / "target")) == []
     finally:
-        subprocess.run(["umount", area / "target"], check=True)
+        subprocess.run(["umount", "-l", area / "target"], check=True)
 
 
 @pytest.mark.root
@@ -659,7 +647,7 @@ def test_a_file_of_more_pieces_than_can_be_kept_in_mind_is_told_and_the_rest_is_
         (area / "source" / "small").write_text("x")
         summary = stage(area / "source", area / "target", area=area)
     finally:
-        subprocess.run(["umount", area / "source"], check=True)
+        subprocess.run(["umount", "-l", area / "source"], check=True)
     assert (only_cause(summary), summary.failed) == ("too-large", 1)
     assert (area / "target" / "small").read_text() == "x"
 
@@ -867,7 +855,7 @@ def test_a_copier_that_lies_cannot_make_a_transfer_proved_or_hurt_the_coordinato
     with open(area / "source" / "big", "wb") as file:
         file.truncate(3 * PIECE)
     transfer = coordinator(area, "n1")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while "work" in (answer := next_work(transfer, "n1")):
         assert time.monotonic() < deadline
         work = answer["work"]
@@ -958,8 +946,7 @@ def test_a_transfer_that_cannot_start_holds_nothing_open(area: Path, monkeypatch
     monkeypatch.setattr(begin, "spawn", refuse)
     with pytest.raises(BlockingIOError) as kept:  # and what it was raised by is held as well
         coordinator(area, "n1")
-    opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    assert [path for path in opened if path.startswith(str(area))] == [], kept
+    assert opened_below(area) == [], kept
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -1055,7 +1042,7 @@ def test_a_time_that_the_destination_cannot_hold_is_as_near_as_it_can(area: Path
         kept = {name: int((area / "target/there" / name).stat().st_mtime) for name in times}
         assert kept == {name: 15_032_385_535 if at > 0 else -(2**31) for name, at in times.items()}
     finally:
-        subprocess.run(["umount", area / "target"], check=True)
+        subprocess.run(["umount", "-l", area / "target"], check=True)
 
 
 def test_a_directory_that_was_there_keeps_no_attribute_that_the_source_has_not(area: Path) -> None:
@@ -1158,7 +1145,7 @@ def test_a_full_destination_is_not_filled_again_for_each_file(area: Path) -> Non
     try:
         summary = stage(area / "source", area / "target", area=area)
     finally:
-        subprocess.run(["umount", area / "target"], check=True)
+        subprocess.run(["umount", "-l", area / "target"], check=True)
     assert (summary.copied, summary.failed, only_cause(summary)) == (2, 4, "no-space")
     # At most: what is there, what had no room beside others, and two that had none alone.
     assert summary.bytes <= (2 + 6 + 2) * 4 * PIECE
@@ -1179,5 +1166,4 @@ def test_a_journal_that_cannot_be_ended_is_a_note_and_holds_no_device(
     monkeypatch.setattr(Journal, "append", full)
     summary = stage(area / "source", area / "target", area=area)
     assert summary.proved
-    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    assert [path for path in links if os.path.lexists(path) and "journal" in os.readlink(path)] == []
+    assert opened_below(area / "journal") == []

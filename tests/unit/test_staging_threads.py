@@ -26,7 +26,7 @@ from beeond_ctl.staging.journal import Journal
 from beeond_ctl.staging.local import copy_local
 from beeond_ctl.staging.worker import _watch
 from bench import slow_calls
-from tests.unit.copying import worker
+from tests.unit.copying import opened_below, worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,11 +195,11 @@ def test_a_tree_closes_last_what_lies_above_what_it_has_opened_last(tmp_path: Pa
     for number in range(count + 1):
         (tmp_path / f"a/b/{number}").mkdir(parents=True)
     some = tree.Tree(str(tmp_path), make=False)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(opened_below(tmp_path))
     for number in range(count):
         some.open(f"a/b/{number}")
         some.trim(4)
-    assert len(os.listdir("/proc/self/fd")) == before + 3
+    assert len(opened_below(tmp_path)) == before + 3
     (tmp_path / "a").rename(tmp_path / "elsewhere")
     after = some.open(f"a/b/{count}")
     assert os.fstat(after.fd).st_ino == (tmp_path / f"elsewhere/b/{count}").stat().st_ino

@@ -19,6 +19,7 @@ from beeond_ctl.config import SiteConfig
 from beeond_ctl.errors import NodeError, UserError
 from beeond_ctl.plan import Job, Plan, make_plan
 from beeond_ctl.request import Request
+from tests.testbed.host import mount_table
 from tests.unit.holding import ending, started
 from tests.unit.root_directory import needs_root, root_directory
 
@@ -41,9 +42,8 @@ def base() -> Iterator[Path]:
 
 def devices_of(base: Path) -> list[str]:
     """The block devices that stand for the node's own."""
-    done = subprocess.run(["losetup", "-nO", "NAME,BACK-FILE"], check=True, capture_output=True, text=True)
-    found = sorted((line.split()[1], line.split()[0]) for line in done.stdout.splitlines())
-    return [device for file, device in found if file.startswith(f"{base}/disk")]
+    found = sorted((file, Path("/dev", path.parts[3])) for path, file in backing_files(base))
+    return [str(device) for file, device in found if file.startswith(f"{base}/disk")]
 
 
 def make_devices(base: Path) -> list[str]:
@@ -87,13 +87,16 @@ def left(base: Path) -> list[str]:
 
 
 def loops(base: Path) -> set[str]:
-    """The loop devices on files below `base`: others come and go meanwhile."""
-    found = set()
+    """The loop devices on files below `base`."""
+    return {str(path) for path, _ in backing_files(base)}
+
+
+def backing_files(base: Path) -> Iterator[tuple[Path, str]]:
+    """What tells of the loop devices on files below `base`; others, on files of any name, come and go meanwhile."""
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         with suppress(OSError):
-            if path.read_text().startswith(f"{base}/"):
-                found.add(str(path))
-    return found
+            if (file := path.read_text(errors="surrogateescape")).startswith(f"{base}/"):
+                yield path, file
 
 
 KINDS = pytest.mark.parametrize("kind", ["directory", "image", "device"])
@@ -166,13 +169,13 @@ def test_a_strangers_mount_namespace_keeps_nothing_from_being_kept_or_wiped(base
     made = plan(base, kind)
     storage.prepare(made, "n1")
     Path(made.targets[1].data, "results").write_text("weeks")
-    with ending(started([*NAMESPACE, "echo 1; exec sleep 60"], 65534)) as stranger:
-        assert str(base / "run") in Path(f"/proc/{stranger.pid}/mountinfo").read_text()
+    with ending(started([*NAMESPACE, "echo 1; exec sleep 600"], 65534)) as stranger:
+        assert any(f" {base}/run" in line for line in mount_table(stranger.pid))
         storage.detach(made, deadline_s=20)
         storage.set_phase(made, "retained")
         storage.attach(made, deadline_s=20)
         assert Path(made.targets[1].data, "results").read_text() == "weeks"
-    with ending(started([*NAMESPACE, "echo 1; exec sleep 60"], 65534)) as stranger:
+    with ending(started([*NAMESPACE, "echo 1; exec sleep 600"], 65534)) as stranger:
         storage.wipe(made, "delete", deadline_s=20)
         assert left(base) == []
         assert kind == "device" or loops(base) == set()
@@ -187,7 +190,7 @@ def held(base: Path, made: Plan, uid: int, how: str) -> subprocess.Popen[bytes]:
         path.chmod(0o777)
     Path(data, "file").write_text("x")
     mounts.bind(data, str(seen))
-    child = started([*NAMESPACE, f"{USE[how].format(base=base)}; echo 1; exec sleep 60"], uid)
+    child = started([*NAMESPACE, f"{USE[how].format(base=base)}; echo 1; exec sleep 600"], uid)
     subprocess.run(["umount", seen], check=True)
     seen.rmdir()
     return child
@@ -206,21 +209,24 @@ def test_who_of_the_user_still_uses_an_image_in_another_namespace_is_ended(base:
     storage.prepare(made, "n1")
     with ending(held(base, made, 1000, how)) as child:
         storage.detach(made, deadline_s=20)
-        assert child.wait(10) == -15
+        assert child.wait(60) == -15
         assert loops(base) == set()
     storage.wipe(made, "delete", deadline_s=20)
     assert left(base) == []
 
 
 @pytest.mark.parametrize("how", USE)
-def test_who_else_uses_an_image_in_another_namespace_is_named_and_lives(base: Path, how: str) -> None:
+def test_who_else_uses_an_image_in_another_namespace_is_named_and_lives(
+    base: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_HELD_S", 2)
     made = plan(base, "image")
     storage.prepare(made, "n1")
     with ending(held(base, made, 65534, how)) as child:
         with pytest.raises(
             NodeError, match=rf"/image is still used by /dev/loop.*pid {child.pid}, .*not the job's"
         ):
-            storage.wipe(made, "delete", deadline_s=3)
+            storage.wipe(made, "delete", deadline_s=60)
         with pytest.raises(NodeError, match="/image is still used by"):  # mounted twice it would be lost
             storage.attach(made, deadline_s=1)
         assert child.poll() is None

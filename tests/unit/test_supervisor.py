@@ -29,6 +29,7 @@ from beeond_ctl.supervisor import (
     stop,
     wait_ready,
 )
+from tests.testbed.host import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,10 +57,7 @@ def launch(what: Service, token: str) -> Process:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until("what is waited for", lambda: (bool(condition()), ""), 10, 0.005)
 
 
 def text(path: Path) -> str:
@@ -156,7 +154,7 @@ def test_a_service_is_ready_when_it_listens(
     process = start(
         what, token=token, search_path=[str(Path(sys.executable).parent), *PATH], record=lambda _process: None
     )
-    wait_ready([(what, process)], deadline_s=10)
+    wait_ready([(what, process)], deadline_s=60)
     socket.create_connection(("127.0.0.1", port)).close()
 
 
@@ -172,7 +170,7 @@ def test_a_service_that_dies_is_told_with_the_end_of_its_log(tmp_path: Path, tok
     script = "echo '[2020-01-01] E [x.c:1] 0-x: bad key'; echo 'giving up'; exit 3"
     what = service(tmp_path, "sh", "-c", script, ready=PortOpen("127.0.0.1", 1))
     with pytest.raises(NodeError, match=r"^a service ended while it started: 0-x: bad key \| giving up$"):
-        wait_ready([(what, launch(what, token))], deadline_s=10)
+        wait_ready([(what, launch(what, token))], deadline_s=60)
 
 
 def test_all_that_are_late_are_named(tmp_path: Path, token: str) -> None:
@@ -192,12 +190,14 @@ def test_stop_ends_all_and_names_nobody(tmp_path: Path, token: str) -> None:
 
 
 def test_all_end_at_the_same_time(tmp_path: Path, token: str) -> None:
-    slow = "trap 'sleep 0.5; exit' TERM; echo up; while :; do sleep 0.01; done"
-    processes = [launch(shell(tmp_path, slow), token) for _ in range(6)]
+    """Each ends when all have been told to."""
+    all_told = '[ "$(cat told | wc -l)" = 6 ]'
+    slow = f"cd {tmp_path}; trap 'echo >>told; until {all_told}; do sleep 0.05; done; exit' TERM"
+    processes = [
+        launch(shell(tmp_path, f"{slow}; echo up; while :; do sleep 0.05; done"), token) for _ in range(6)
+    ]
     until(lambda: text(tmp_path / "logs/log").count("up") == len(processes))
-    began = time.monotonic()
-    assert stop(processes, token=token, timeout_s=20) == []
-    assert time.monotonic() - began < 0.5 * (len(processes) - 1)
+    assert stop(processes, token=token, timeout_s=60) == []
 
 
 def test_what_ignores_sigterm_is_killed_and_named(tmp_path: Path, token: str) -> None:
@@ -239,7 +239,7 @@ def test_a_reused_pid_is_never_signalled(token: str) -> None:
 def test_children_and_daemons_of_a_service_are_ended_with_it(tmp_path: Path, token: str) -> None:
     process = launch(shell(tmp_path, "sleep 61 & (setsid sleep 62 &) ; echo up"), token)
     until(lambda: text(tmp_path / "logs/log") and not alive(process))
-    assert len(find(token)) == 2
+    until(lambda: len(find(token)) == 2)  # exec(2) shows an environment late
     assert stop([process], token=token, timeout_s=10) == []
     assert find(token) == []
 
@@ -299,13 +299,16 @@ def test_an_answer_that_is_wrong_is_a_failure_whatever_the_exit_code() -> None:
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(NodeError, match=r"sh was not done after 0\.5 s"):
-        run(
-            Command(("sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait")),
-            search_path=PATH,
-            deadline_s=0.5,
-        )
-    assert time.monotonic() - began < 5
+    for deadline_s in (0.5, 5, 50):  # until it was given time enough to have a child
+        began = time.monotonic()
+        with pytest.raises(NodeError, match=rf"sh was not done after {deadline_s:g} s"):
+            run(
+                Command(("sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait")),
+                search_path=PATH,
+                deadline_s=deadline_s,
+            )
+        assert time.monotonic() - began < deadline_s + 60
+        if text(tmp_path / "pid").endswith("\n"):
+            break
     child = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{child}").exists())

@@ -84,7 +84,7 @@ def instance(
     states.create(config.paths.run, state)
     storage.prepare(plan, node)
     if state.phase == "retained":
-        storage.detach(plan, deadline_s=5)
+        storage.detach(plan, deadline_s=60)
         storage.set_phase(plan, "retained")
     return plan
 
@@ -94,7 +94,9 @@ def verdicts(config: SiteConfig, **options: Any) -> dict[str, str]:
 
 
 def loop_devices(root: Path) -> str:
-    done = subprocess.run(["losetup", "-nO", "NAME,BACK-FILE"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["losetup", "-nO", "NAME,BACK-FILE"], check=True, capture_output=True, text=True, errors="replace"
+    )
     return "\n".join(line for line in done.stdout.splitlines() if str(root) in line)
 
 
@@ -185,7 +187,7 @@ def test_a_loop_device_without_an_instance_is_let_go_and_one_of_others_is_not(ro
         found = verdicts(config)
         assert [verdict for what, verdict in found.items() if what.endswith("job-7/image")] == ["removed"]
         assert found[f"{root}/nvme0/job-7"] == "stuck"
-        wait_for(lambda: "job-7" not in loop_devices(root), 5)
+        wait_for(lambda: "job-7" not in loop_devices(root), 20)
         assert "nvme0/other" in loop_devices(root)
     finally:
         for line in loop_devices(root).splitlines():
@@ -205,7 +207,7 @@ def test_processes_that_outlived_their_state_are_ended_by_token_and_no_others(
         wait_for(lambda: token in supervisor.marked(), 5)
         # Only those of the token are looked at.
         marked = {token: supervisor.marked()[token]}
-        run = sweep._Sweep(config, dry_run=False, deadline=time.monotonic() + 10)
+        run = sweep._Sweep(config, dry_run=False, deadline=time.monotonic() + 60)
         state = states.State(Job(9, 0, 0, "root"), ("n",), "n", encode(Request()), {}, token=token)
         states.create(config.paths.run, state)
         assert list(sweep._processes(run, marked)) == []
@@ -498,16 +500,16 @@ def test_down_believes_no_missing_source_after_a_reboot(root: Path, kind: str, s
     )
     left = Path(plan.targets[0].data, "result")
     left.write_text("weeks")  # what was in `out` had not reached the device
-    storage.detach(plan, deadline_s=5)
+    storage.detach(plan, deadline_s=60)
     shutil.rmtree(root / "run")
     if swept:
         assert verdicts(config) == {f"job {FIRST_OWN_ID}": "kept"}
     with pytest.raises(RetainedError, match="out is not there now"):
         manual.down_here(config, FIRST_OWN_ID)
     assert verdicts(config) == {f"job {FIRST_OWN_ID}": "kept"}
-    storage.attach(plan, deadline_s=5)
+    storage.attach(plan, deadline_s=60)
     assert left.read_text() == "weeks"
-    storage.detach(plan, deadline_s=5)
+    storage.detach(plan, deadline_s=60)
 
 
 def test_event_logs_past_their_age_are_removed_but_for_those_of_jobs_that_are_here(root: Path) -> None:

@@ -195,7 +195,10 @@ def test_a_look_that_floods_or_hangs_costs_neither_memory_nor_time(
 def here(base: Path, *, stage_out: bool = True, tell: bool = True) -> Here:
     """The leader of a job that is ready."""
     paths = config.Paths(run=str(base / "run"), log=str(base / "log"))
-    site = config.SiteConfig(paths=paths, slurm=config.Slurm(tell_in_output=tell))
+    silent = [
+        str(base / "bin")
+    ]  # else it asks, by a program that has its token, and may learn that it can end
+    site = config.SiteConfig(paths=paths, slurm=config.Slurm(tell_in_output=tell, path=silent))
     asked = Request(stage_out=(Transfer("out", "/global/out"),) if stage_out else ())
     job = SlurmJob(7, os.getuid(), os.getgid(), "root")
     state = states.State(job, ("n1",), "n1", encode(asked), site.model_dump(mode="json"), phase="ready")
