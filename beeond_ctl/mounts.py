@@ -18,6 +18,7 @@ import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,11 @@ _TERM_S: Final = 2.0
 """Seconds a process that holds a mount has to end by itself."""
 _UNSEEN_S: Final = 0.5
 """Seconds until the next try where a mount is busy and nobody is ended: one may wait for a file, and end just now."""
+_TRIES: Final = 4
+"""Times that unmounting is tried where somebody holds the mount."""
+_NOBODY_S: Final = 10.0
+"""Seconds of tries where nobody is seen to hold it. The kernel may: it closes the files of a process that has ended,
+and of a loop device that has been let go, in its own time, which is long where disks are slow."""
 _LOOK_S: Final = 10.0
 """Seconds that a look at what all processes have open may take: some of it may be on a file system that hangs."""
 _REMOVE_S: Final = 30.0
@@ -223,14 +229,11 @@ def _unmount(mounted: MountInfo, deadline: float, uid: int | None, seen: _Seen) 
     if time.monotonic() > deadline:  # whoever mounts as fast as we unmount would keep us for ever
         return "out of time: there is too much, or it is mounted again and again"
     text, before = "", {mount.mount_id for mount in below(mounted.point)}
-    # The second try comes after the holders got SIGTERM and the third after SIGKILL. The fourth cuts off requests
+    until = min(deadline, time.monotonic() + _NOBODY_S)
+    # The second try comes after the holders got SIGTERM and the third after SIGKILL. From then on requests are cut off
     # that a dead server will never answer, whose callers cannot be killed before (umount2(2), MNT_FORCE).
-    for flags, number in (
-        (0, signal.SIGTERM),
-        (0, signal.SIGKILL),
-        (_MNT_FORCE, signal.SIGKILL),
-        (_MNT_FORCE, None),
-    ):
+    tries = chain([(0, signal.SIGTERM), (0, signal.SIGKILL)], repeat((_MNT_FORCE, signal.SIGKILL)))
+    for number, (flags, sign) in enumerate(tries, 1):
         text = _take_off(mounted, flags, max(1.0, (deadline - time.monotonic()) / 2))
         if not _point_of(mounted):
             # A namespace with private propagation (unshare(1)) still has it, and who uses it there keeps it busy.
@@ -239,7 +242,11 @@ def _unmount(mounted: MountInfo, deadline: float, uid: int | None, seen: _Seen) 
             return ""
         if {mount.mount_id for mount in below(mounted.point)} - before:
             return ""  # that is what keeps it busy, and the next to be unmounted
-        if number is not None and not _end_holders(_holders(mounted), number, uid, seen):
+        holders = _holders(mounted)
+        if number >= _TRIES and (holders or time.monotonic() >= until):
+            _close(holders)
+            break
+        if not _end_holders(holders, sign, uid, seen):
             time.sleep(min(_UNSEEN_S, max(0.0, deadline - time.monotonic())))
     return f"{text}{seen}"
 

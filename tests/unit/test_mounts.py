@@ -326,7 +326,33 @@ def tried_in_child(point: str) -> None:
         raise OSError(wrong)
 
 
-def test_a_mount_that_cannot_be_undone_is_detached_and_told(mounted: str) -> None:
+def test_what_nobody_is_seen_to_hold_is_tried_again_for_a_while(
+    mounted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = os.open(
+        mounted, os.O_RDONLY
+    )  # as the kernel holds what it still has to close: it is no process's
+    take_off, answers = mounts._take_off, list[str]()
+
+    def count(mounted: mounts.MountInfo, flags: int, within_s: float) -> str:
+        if len(answers) == 2 * mounts._TRIES:
+            os.close(directory)
+        answers.append(take_off(mounted, flags, within_s))
+        return answers[-1]
+
+    monkeypatch.setattr(mounts, "_take_off", count)
+    monkeypatch.setattr(mounts, "_NOBODY_S", 60.0)
+    monkeypatch.setattr(mounts, "_UNSEEN_S", 0.05)
+    assert mounts.unmount(mounted, deadline_s=60) == []
+    assert mounts.mount_at(mounted) is None
+    assert answers[-1] == ""
+    assert all("busy" in answer for answer in answers[:-1])
+
+
+def test_a_mount_that_cannot_be_undone_is_detached_and_told(
+    mounted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounts, "_NOBODY_S", 2.0)
     directory = os.open(mounted, os.O_RDONLY)  # we hold it ourselves, and do not end ourselves
     try:
         began = time.monotonic()
