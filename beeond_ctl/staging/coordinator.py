@@ -23,7 +23,7 @@ import xxhash
 from beeond_ctl.errors import visible
 from beeond_ctl.staging import wire
 from beeond_ctl.staging.causes import CAUSES, NO_ROOM
-from beeond_ctl.staging.spawn import end, last_words, start
+from beeond_ctl.staging.spawn import REAP_S, end, last_words, start
 from beeond_ctl.staging.transfer import Fold, Progress, Summary, show_path
 from beeond_ctl.staging.wire import EXAMPLES, MOST_PIECES, PIECE
 
@@ -176,10 +176,11 @@ class Coordinator:
         self._journal: Journal | None = begun.journal
         self._spool, self._scanner = begun.spool, begun.scanner
         try:
-            start(threading.Thread(target=self._read_scanner, daemon=True, name="scanner"))
+            start(reader := threading.Thread(target=self._read_scanner, daemon=True, name="scanner"))
         except BaseException:
             begun.undo()
             raise
+        self._reader = reader
 
     # --- the scanner --------------------------------------------------------------------------------------
 
@@ -843,7 +844,10 @@ class Coordinator:
             )
 
     def close(self) -> None:
-        """End the scanner and close the journal. The summary stays."""
+        """End the scanner and close the journal. The summary stays.
+
+        The scanner is waited for, as whoever unmounts next finds busy what it has open; for at most 5 s.
+        """
         with self._lock:
             if not self._finished():
                 self._cancelled = self._cancelled or "closed"
@@ -855,6 +859,7 @@ class Coordinator:
             self._end_journal()
             with suppress(OSError):  # what is buffered for a full device
                 self._spool.close()
+        self._reader.join(REAP_S)
 
 
 class _Answer:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from beeond_ctl.staging.job import Identity
 
-_REAP_S = 5.0
+REAP_S = 5.0
+"""How long a child may take to be gone, once it is killed."""
+
 _CODE = "import sys; sys.path += sys.argv[2:]; __import__(sys.argv[1]); sys.modules[sys.argv[1]].main()"
 """In place of `-m`, and of what `site` does, as a child is ready in two thirds of the time without."""
 
@@ -84,7 +86,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         child.kill()
     try:
-        child.wait(_REAP_S)
+        child.wait(REAP_S)
     except subprocess.TimeoutExpired:
         return  # it hangs in a system call of a file system that does not answer, and holds its pipes
     for stream in (child.stdin, child.stdout, child.stderr):

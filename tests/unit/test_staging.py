@@ -607,7 +607,7 @@ def test_a_full_destination_is_one_line_and_the_rest_is_copied(area: Path) -> No
         assert again.proved
         assert (again.copied, again.skipped) == (2, summary.copied + summary.skipped)
     finally:
-        subprocess.run(["umount", "-l", area / "target"], check=True)
+        subprocess.run(["umount", area / "target"], check=True)
 
 
 @by_both
@@ -634,7 +634,7 @@ def test_what_found_no_room_beside_others_is_tried_again_alone(area: Path, size:
         assert summary.failures["no-space", "destination"].count == 1
         assert trees.leftovers(bytes(area / "target")) == []
     finally:
-        subprocess.run(["umount", "-l", area / "target"], check=True)
+        subprocess.run(["umount", area / "target"], check=True)
 
 
 @pytest.mark.root
@@ -647,7 +647,7 @@ def test_a_file_of_more_pieces_than_can_be_kept_in_mind_is_told_and_the_rest_is_
         (area / "source" / "small").write_text("x")
         summary = stage(area / "source", area / "target", area=area)
     finally:
-        subprocess.run(["umount", "-l", area / "source"], check=True)
+        subprocess.run(["umount", area / "source"], check=True)
     assert (only_cause(summary), summary.failed) == ("too-large", 1)
     assert (area / "target" / "small").read_text() == "x"
 
@@ -949,6 +949,22 @@ def test_a_transfer_that_cannot_start_holds_nothing_open(area: Path, monkeypatch
     assert opened_below(area) == [], kept
 
 
+def test_what_the_scanner_had_open_is_closed_when_the_transfer_has_ended(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[int | None] = []
+
+    def late(child: subprocess.Popen[bytes]) -> None:
+        time.sleep(0.5)  # as one that is busy, and is not seen to be gone at once
+        spawn.end(child)
+        gone.append(child.returncode)
+
+    monkeypatch.setattr(coordinator_module, "end", late)
+    trees.build(bytes(area / "source"), 3)
+    assert_copied(area, stage(area / "source", area / "target", area=area))
+    assert len(gone) == 1
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_journal_that_counts_until_the_next_boot_is_not_synced(
     area: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
@@ -1042,7 +1058,7 @@ def test_a_time_that_the_destination_cannot_hold_is_as_near_as_it_can(area: Path
         kept = {name: int((area / "target/there" / name).stat().st_mtime) for name in times}
         assert kept == {name: 15_032_385_535 if at > 0 else -(2**31) for name, at in times.items()}
     finally:
-        subprocess.run(["umount", "-l", area / "target"], check=True)
+        subprocess.run(["umount", area / "target"], check=True)
 
 
 def test_a_directory_that_was_there_keeps_no_attribute_that_the_source_has_not(area: Path) -> None:
@@ -1145,7 +1161,7 @@ def test_a_full_destination_is_not_filled_again_for_each_file(area: Path) -> Non
     try:
         summary = stage(area / "source", area / "target", area=area)
     finally:
-        subprocess.run(["umount", "-l", area / "target"], check=True)
+        subprocess.run(["umount", area / "target"], check=True)
     assert (summary.copied, summary.failed, only_cause(summary)) == (2, 4, "no-space")
     # At most: what is there, what had no room beside others, and two that had none alone.
     assert summary.bytes <= (2 + 6 + 2) * 4 * PIECE
