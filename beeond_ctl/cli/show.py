@@ -119,6 +119,8 @@ def status(
                 click.echo(f"  {name.replace('_', ' '):<10} {_plain(value)}")
         for transfer in instance.get("transfers", ()):
             click.echo(f"  {'stage-' + transfer['direction']:<10} {_transfer(transfer)}")
+            for remark in transfer.get("remarks") or ():
+                click.echo(f"  {'note':<10} {printable(remark)}")
         for line in _to_come(instance):
             click.echo(line)
 

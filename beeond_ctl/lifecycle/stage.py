@@ -347,6 +347,7 @@ def _in_short(transfer: Transfer, summary: dict[str, Any], *, inward: bool) -> d
         "entries": summary["copied"] + summary["skipped"],
         "bytes": summary["bytes"],
         "seconds": summary["seconds"],
+        "remarks": summary["remarks"],
     }
 
 

@@ -1,5 +1,5 @@
 """What became of the job's data, told to the user where they look: one line at the end of the job's output, and before
-it one for each remark of the stage-out.
+it one for each remark of its transfers.
 
 The job has ended when its stage-out runs, so that nothing else reaches them. The leader says it, in a process of
 the user's; and, where the site wants it, in the job's accounting. That it could not be said changes nothing.
@@ -83,14 +83,17 @@ def kept(here: Here, why: str, recovery: str) -> str:
 
 
 def _notes(here: Here) -> list[str]:
-    """What the user should know of the stage-out although it went well: what was kept, deleted, or not copied."""
+    """What the user should know of the transfers although they went well: what was kept, deleted, or not copied."""
     found = events.last_run(events.read(here.config.paths.log, here.state.job.job_id))
     ends = [at for at, each in enumerate(found) if each.get("event") in {"epilog", "recover", "down"}]
+    last = found[ends[-1] if ends else 0 :]  # earlier ones were told of theirs
+    told = [("stage-out", f"stage-out to {each.get('destination')}", each) for each in last]
+    if not any(each.get("event") == "told" for each in found):
+        told += [("stage-in", f"stage-in of {each.get('source')}", each) for each in found]
     notes = []
-    for each in found[ends[-1] if ends else 0 :]:
-        if each.get("event") == "step" and each.get("step") == "stage-out":
-            remarks = (each.get("summary") or {}).get("remarks") or ()
-            notes += [f"stage-out to {each.get('destination')}: {remark}" for remark in remarks]
+    for step, name, each in told:
+        if each.get("event") == "step" and each.get("step") == step:
+            notes += [f"{name}: {remark}" for remark in (each.get("summary") or {}).get("remarks") or ()]
     more = len(notes) - _MAX_NOTES
     return [*notes[:_MAX_NOTES], *([f"and {more} more of this kind"] if more > 0 else [])]
 

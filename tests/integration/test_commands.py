@@ -76,11 +76,12 @@ def phases(cluster: Cluster, node: str) -> list[str]:
 
 
 def test_status_shows_an_instance_to_root_and_to_its_user_and_to_no_one_else(cluster: Cluster) -> None:
-    cluster.run("login", ["rm", "-f", "/global/alice/go"])
+    make = "rm -rf go piped; mkdir piped; mkfifo piped/pipe; touch piped/file"
+    cluster.run("login", ["sh", "-c", f"cd /global/alice; {make}"], user="alice")
     job = cluster.submit(
         "alice",
         "#!/bin/sh\nbeeond-ctl status --json\nuntil [ -e /global/alice/go ]; do sleep 0.1; done\n",
-        "-N2", "--beeond", "-w", "n[1-2]",
+        "-N2", "--beeond-stage-in=/global/alice/piped:piped", "-w", "n[1-2]",
     )  # fmt: skip
     cluster.wait_job(job, "RUNNING")
     try:
@@ -95,6 +96,8 @@ def test_status_shows_an_instance_to_root_and_to_its_user_and_to_no_one_else(clu
     assert cluster.wait_job(job)["JobState"] == "COMPLETED"
     (own,) = json.loads(cluster.job_output(job))
     assert (own["job"], own["mount"]) == (job, f"/mnt/beeond/{job}")
+    (transfer,) = own["transfers"]
+    assert transfer["remarks"] == ["1 entry ('pipe') not copied: neither file, directory nor link"]
     cluster.wait_idle()
 
 

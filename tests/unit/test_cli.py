@@ -207,6 +207,20 @@ def test_status_shows_how_kept_data_is_recovered(typed: Any, config: SiteConfig)
     assert "recover" not in other
 
 
+def test_status_shows_what_a_stage_in_left_out(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, config: SiteConfig
+) -> None:
+    as_user(monkeypatch)
+    went = {"direction": "in", "source": "/s", "destination": "s", "proved": True, "entries": 2, "bytes": 5}
+    transfer = {**went, "seconds": 1.0, "remarks": ["1 entry ('p') not copied"]}
+    hint = {"job": 41, "node": "n1", "phase": "ready", "mount": None, "transfers": [transfer]}
+    monkeypatch.setattr(hints, "read_all", lambda _: [hint])
+    code, out, _ = typed("status")
+    assert code == 0
+    said = ["  stage-in   /s -> s: 2 entries, 5B in 1.0 s, proved", "  note       1 entry ('p') not copied"]
+    assert out.splitlines()[-2:] == said
+
+
 def test_status_tells_a_user_how_kept_data_is_recovered(
     monkeypatch: pytest.MonkeyPatch, config: SiteConfig
 ) -> None:

@@ -47,7 +47,7 @@ def test_where_transfers_lead_is_reckoned_once_for_all_of_them(
     def transfer(self: Stage, _: object, index: int, each: Transfer) -> dict[str, Any]:
         others.append(len(self._job(each).others))
         numbers = dict.fromkeys(("copied", "skipped", "bytes", "seconds"), index)
-        return {"proved": True, "missing": False, "cancelled": "", **numbers}
+        return {"proved": True, "missing": False, "cancelled": "", "remarks": [], **numbers}
 
     monkeypatch.setattr(Here, "transfers", reckon)
     monkeypatch.setattr(Stage, "_transfer", transfer)
@@ -73,6 +73,7 @@ def test_what_is_told_of_many_transfers_that_failed_has_an_end(
         "cancelled": "",
         "problems": ["p" * 5000] * 20,
         "full": False,
+        "remarks": [],
         **numbers,
     }
     monkeypatch.setattr(Stage, "_transfer", lambda *_: summary)
@@ -129,7 +130,8 @@ def test_when_the_job_has_run_a_name_that_is_too_long_is_in_no_other_transfers_w
         copied.append(each.source)
         numbers = dict.fromkeys(("copied", "skipped", "bytes", "seconds"), 0)
         told = {"problems": ["name too long"] if index == 0 else []}
-        return {"proved": index == 1, "missing": False, "cancelled": "", "full": False, **told, **numbers}
+        summary = {"missing": False, "cancelled": "", "full": False, "remarks": [], **told, **numbers}
+        return {"proved": index == 1, **summary}
 
     monkeypatch.setattr(Stage, "_transfer", transfer)
     with (

@@ -192,6 +192,10 @@ def test_the_user_hears_what_was_kept_aside_deleted_and_not_copied_before_the_la
         return lines[:]
 
     here.log_begin("prolog")
+    into = {"source": "/lustre/in", "destination": "in"}
+    here.events.log(
+        "step", step="stage-in", **into, summary={**summary(), "remarks": ["1 entry ('pipe') not copied"]}
+    )
     done = Summary(
         b"/s",
         b"/t",
@@ -199,17 +203,18 @@ def test_the_user_hears_what_was_kept_aside_deleted_and_not_copied_before_the_la
         deleted=Fold(2, ("x", "y")),
         special=Fold(1, ("é" * 900,)),
     )
-    newer, special, deleted, last = staged_out(done.remarks())
+    newer, special, deleted, pipe, last = staged_out(done.remarks())
+    assert pipe == "note: stage-in of /lustre/in: 1 entry ('pipe') not copied"
     about = "note: stage-out to /lustre/caf\\udce9: "
     kept = "newer at the destination, replaced; the newer ones were kept as NAME.newer-TOKEN.RUN"
     assert newer == f"{about}1 entry ('f\\n') {kept}"
     assert deleted == f"{about}2 entries ('x', 'y') deleted at the destination, with what was in them"
     assert special.startswith(f"{about}1 entry ('\\xe9\\xe9")
     assert len(special) == 500
-    assert last == "stage-out of 1 entry (1B in 1.0 s), proved"
+    assert last == "stage-in of 1 entry (1B in 1.0 s); stage-out of 1 entry (1B in 1.0 s), proved"
     said = staged_out([f"{number} of something" for number in range(25)])
     assert said[-3:] == [f"{about}19 of something", "note: and 5 more of this kind", last]
-    assert len(staged_out([])) == 1
+    assert staged_out([]) == [last]  # of its stage-in the user has been told
 
 
 def test_what_is_said_to_be_kept_is_on_the_device(tmp_path: Path) -> None:
