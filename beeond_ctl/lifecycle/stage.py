@@ -221,7 +221,7 @@ class Stage:
 
         def combine(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
             summary = self._coordinators[index].summary()
-            self._coordinators[index].close()
+            self._coordinators[index].close(wait_s=0)  # the meeting's thread: all are waiting for it
             return {
                 "proved": summary.proved, "missing": summary.missing, "cancelled": summary.cancelled,
                 "problems": summary.problems()[:20], "remarks": summary.remarks()[:20],

@@ -843,10 +843,10 @@ class Coordinator:
                 apart={why: tuple(nodes) for why, nodes in self._apart.items()},
             )
 
-    def close(self) -> None:
+    def close(self, *, wait_s: float = REAP_S) -> None:
         """End the scanner and close the journal. The summary stays.
 
-        The scanner is waited for, as whoever unmounts next finds busy what it has open; for at most 5 s.
+        The scanner is waited for, for `wait_s` at most: whoever unmounts next finds busy what it has open.
         """
         with self._lock:
             if not self._finished():
@@ -859,7 +859,7 @@ class Coordinator:
             self._end_journal()
             with suppress(OSError):  # what is buffered for a full device
                 self._spool.close()
-        self._reader.join(REAP_S)
+        self._reader.join(wait_s)
 
 
 class _Answer:
