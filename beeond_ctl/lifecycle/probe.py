@@ -28,11 +28,14 @@ PERHAPS_THE_USERS: Final = "; a process of the job's user may have done that"
 """How what went wrong with a probe ends where it proves nothing against any node."""
 _BY_USERS: Final = frozenset(
     [
-        errno.EAGAIN, errno.EDQUOT, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR,
-        errno.ENOTEMPTY, errno.ENXIO, errno.ESTALE,
+        errno.EAGAIN, errno.EDQUOT, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOSPC,
+        errno.ENOTDIR, errno.ENOTEMPTY, errno.ENXIO, errno.ESTALE,
     ]
 )  # fmt: skip
-"""What who owns a directory can bring about for root in it; no server that is lost, nor a device, says so."""
+"""What who owns a directory can bring about for root in it; no server that is lost, nor a device, says so.
+
+EINVAL: a client of GlusterFS said so of its root, once in many runs, where the user had just made something in it.
+"""
 
 
 def within(deadline_s: float, what: str, action: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from functools import partial
@@ -86,6 +87,18 @@ def tamper(point: Path, how: str) -> None:
 )
 def test_what_a_user_can_do_to_a_probe_is_known_by_how_it_is_told(point: Path, how: str) -> None:
     assert fail(point, how).endswith(probe.PERHAPS_THE_USERS)
+
+
+@pytest.mark.parametrize(
+    ("number", "excused"), [(errno.EINVAL, True), (errno.EIO, False), (errno.ENOTCONN, False)]
+)
+def test_what_no_lost_server_says_may_be_the_users_doing(number: int, *, excused: bool) -> None:
+    def action() -> None:
+        raise OSError(number, "said so", "/mnt")
+
+    with pytest.raises((NodeError, OSError)) as caught:
+        probe.excusing(action)
+    assert str(caught.value).endswith(probe.PERHAPS_THE_USERS) == excused
 
 
 def test_a_file_system_that_is_gone_is_none_of_the_users_doing(point: Path) -> None:
