@@ -358,7 +358,7 @@ def test_a_mount_that_cannot_be_undone_is_detached_and_told(
         began = time.monotonic()
         with pytest.raises(NodeError, match=r"could not be unmounted .*busy.*was detached"):
             mounts.unmount(mounted, deadline_s=60)
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 10
         assert mounts.mount_at(mounted) is None
     finally:
         os.close(directory)
@@ -391,7 +391,7 @@ def giving_up() -> Iterator[None]:
     began = time.monotonic()
     with pytest.raises(NodeError, match=r"/point/sub could not be unmounted \(out of time"):
         yield
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 6
 
 
 def test_who_mounts_again_and_again_does_not_keep_us(mounted: str) -> None:
